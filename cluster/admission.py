@@ -1,0 +1,126 @@
+"""Admission as an API server does it: which hooks are called, with what, and what their answers do.
+
+Only the in-memory cluster needs it; a real one has its own. Hooks are functions from an AdmissionReview to
+an AdmissionReview, so a test can pass a function and `quotient local` a call over HTTPS.
+"""
+
+import base64
+import copy
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jsonpatch
+from msgspec import Struct
+
+from cluster.errors import Refused
+from cluster.objects import Raw
+from vcuda.decision import Unavailable
+
+Review = dict[str, Any]
+DENIED_BY_DEFAULT = 403
+
+
+class Hook(Struct, frozen=True):
+    """One webhook: what it is called for and how. `resources` may name subresources, as in `pods/binding`."""
+
+    name: str
+    call: Callable[[Review], Review]
+    mutating: bool = False
+    resources: tuple[str, ...] = ("pods",)
+    operations: tuple[str, ...] = ("CREATE",)
+    fail_closed: bool = True
+    reinvoke: bool = True
+
+
+class Operation(Struct, frozen=True):
+    """What somebody wants to do to an object."""
+
+    operation: str
+    api_version: str
+    kind: str
+    plural: str
+    namespace: str
+    name: str
+    subresource: str = ""
+    old: Raw | None = None
+    dry_run: bool = False
+    user: str = "system:admin"
+
+    @property
+    def resource(self) -> str:
+        """The resource as rules name it."""
+        return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
+
+
+def concerned(hooks: Sequence[Hook], operation: Operation, *, mutating: bool) -> list[Hook]:
+    """Pick the hooks that are called for an operation."""
+    return [
+        hook
+        for hook in hooks
+        if hook.mutating is mutating and operation.resource in hook.resources and operation.operation in hook.operations
+    ]
+
+
+def mutate(hooks: Sequence[Hook], operation: Operation, obj: Raw) -> Raw:
+    """Let mutating hooks change an object; those that ran before a later change are called once more."""
+    called = concerned(hooks, operation, mutating=True)
+    seen: dict[str, Raw] = {}
+    for hook in called:
+        obj = ask(hook, operation, obj)
+        seen[hook.name] = obj
+    for hook in called:
+        if hook.reinvoke and seen[hook.name] != obj:
+            obj = ask(hook, operation, obj)
+    return obj
+
+
+def validate(hooks: Sequence[Hook], operation: Operation, obj: Raw | None) -> None:
+    """Ask validating hooks; the first denial is raised."""
+    for hook in concerned(hooks, operation, mutating=False):
+        ask(hook, operation, obj or {})
+
+
+def ask(hook: Hook, operation: Operation, obj: Raw) -> Raw:
+    """Call one hook and give the object as it leaves it; Refused if it denies, Unavailable if it must answer."""
+    asked = review(operation, obj)
+    try:
+        response = hook.call(asked)["response"]
+        allowed, uid = response["allowed"], response["uid"]
+        patch = json.loads(base64.b64decode(response["patch"])) if response.get("patch") else []
+    except Exception as broken:
+        if not hook.fail_closed:
+            return obj
+        raise Unavailable(f'failed calling webhook "{hook.name}": {broken}') from broken
+    if uid != asked["request"]["uid"]:
+        raise Unavailable(f'failed calling webhook "{hook.name}": it answered another review')
+    if not allowed:
+        status = response.get("status") or {}
+        message = status.get("message") or "without explanation"
+        raise Refused(
+            f'admission webhook "{hook.name}" denied the request: {message}',
+            code=status.get("code") or DENIED_BY_DEFAULT,
+            reason=status.get("reason") or "Forbidden",
+        )
+    changed: Raw = jsonpatch.apply_patch(obj, patch) if patch else obj
+    return changed
+
+
+def review(operation: Operation, obj: Raw) -> Review:
+    """Write the AdmissionReview that a hook gets."""
+    group, _, version = operation.api_version.rpartition("/")
+    request = {
+        "uid": str(uuid.uuid4()),
+        "kind": {"group": group, "version": version, "kind": operation.kind},
+        "resource": {"group": group, "version": version, "resource": operation.plural},
+        "subResource": operation.subresource,
+        "name": operation.name,
+        "namespace": operation.namespace,
+        "operation": operation.operation,
+        "userInfo": {"username": operation.user, "groups": ["system:masters", "system:authenticated"]},
+        "object": copy.deepcopy(obj) or None,
+        "oldObject": copy.deepcopy(operation.old),
+        "dryRun": operation.dry_run,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}

@@ -1,0 +1,309 @@
+"""A cluster behind a Kubernetes API server.
+
+The official client gives configuration, credentials and the connection pool. Answers are taken raw and
+decoded with msgspec: 7.5 microseconds a pod against 640 through the client's own models.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+import urllib3
+from kubernetes import config
+from kubernetes.client.configuration import Configuration
+from kubernetes.client.rest import RESTClientObject
+
+from cluster.errors import api_error
+from cluster.interface import EVERYTHING, Change, ChangeType, Listing, Selector, check_update
+from cluster.objects import NAMESPACES, PODS, Kind, Object
+from vcuda.decision import Unavailable
+from vcuda.names import FIELD_MANAGER
+
+T = TypeVar("T", bound=Object)
+
+PAGE = 500
+CALL_TIMEOUT_S = 30.0
+POOL_SIZE = 32
+HTTP_ERROR = 400
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A Status object, as the API answers on failure."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a list; its items are decoded apart, into the kind's own struct."""
+
+    metadata: "PageMetadata"
+    items: list[msgspec.Raw] | None = None
+
+
+class PageMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """Where a list stands, and where it goes on."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class WatchLine(msgspec.Struct, frozen=True):
+    """One line of a watch; the object stays raw until its type is known."""
+
+    type: str
+    object: msgspec.Raw
+
+
+PAGES = msgspec.json.Decoder(Page)
+WATCH_LINES = msgspec.json.Decoder(WatchLine)
+
+
+def connect(kubeconfig: str = "", context: str = "") -> "ApiCluster":
+    """Connect as configured: the kubeconfig named, else the pod's own account, else the user's kubeconfig."""
+    settings = Configuration()
+    try:
+        if not kubeconfig:
+            config.load_incluster_config(client_configuration=settings)
+            return ApiCluster(settings)
+    except config.ConfigException:
+        pass
+    try:
+        config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=settings)
+    except (config.ConfigException, OSError) as wrong:
+        where = f"kubeconfig {kubeconfig!r}" if kubeconfig else "no kubeconfig, and not in a pod"
+        raise Unavailable(f"{where}: {wrong}; name one with --kubeconfig or KUBECONFIG") from None
+    return ApiCluster(settings)
+
+
+class ApiCluster:
+    """Keeps the interface of `cluster.interface` with calls to an API server. Safe for use by many threads."""
+
+    def __init__(self, settings: Configuration) -> None:
+        settings.connection_pool_maxsize = POOL_SIZE
+        # A peer that vanished is noticed by the kernel after 30 s; a proxy that swallows everything, by silence.
+        settings.keep_alive = True
+        self._settings = settings
+        self._pool: urllib3.PoolManager = RESTClientObject(settings).pool_manager
+        self._decoders: dict[type[Object], msgspec.json.Decoder[Any]] = {}
+        # Guards the refresh of credentials, which the client does in place on the shared configuration.
+        self._credentials = threading.Lock()
+
+    def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
+        """Read one object."""
+        return self._decode(kind, self._call("GET", path(kind, namespace, name)))
+
+    def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
+        """Read all objects of a kind, page by page at one version."""
+        items: list[T] = []
+        token = ""
+        while True:
+            query = {**selecting(selector), "limit": str(PAGE)} | ({"continue": token} if token else {})
+            page = PAGES.decode(self._call("GET", path(kind, namespace), query))
+            items += [self._decode(kind, raw) for raw in page.items or ()]
+            token = page.metadata.continue_
+            if not token:
+                return Listing(items, page.metadata.resource_version)
+
+    def watch(
+        self,
+        kind: Kind[T],
+        since: str,
+        namespace: str = "",
+        selector: Selector = EVERYTHING,
+        *,
+        timeout_s: float = 300.0,
+        silence_s: float = 150.0,
+    ) -> "ApiWatch[T]":
+        """Follow changes over one long answer."""
+        query = selecting(selector) | {
+            "watch": "1",
+            "resourceVersion": since,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, int(timeout_s))),
+        }
+        wait = urllib3.Timeout(connect=CALL_TIMEOUT_S, read=silence_s)
+        answer = self._open("GET", path(kind, namespace), query, timeout=wait)
+        return ApiWatch(answer, lambda raw: self._decode(kind, raw))
+
+    def create(self, kind: Kind[T], obj: T | Mapping[str, Any], *, dry_run: bool = False) -> T:
+        """Make an object."""
+        body = dict(obj) if isinstance(obj, Mapping) else msgspec.to_builtins(obj)
+        body = {"apiVersion": kind.api_version, "kind": kind.name, **body}
+        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        namespace = body.get("metadata", {}).get("namespace", "")
+        return self._decode(kind, self._call("POST", path(kind, namespace), query, body))
+
+    def update(self, kind: Kind[T], obj: T) -> T:
+        """Replace an object, if it is still the one that was read."""
+        check_update(kind, obj)
+        body = {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(obj)}
+        where = path(kind, obj.metadata.namespace, obj.metadata.name)
+        return self._decode(kind, self._call("PUT", where, {"fieldManager": FIELD_MANAGER}, body))
+
+    def patch(
+        self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], *, subresource: str = ""
+    ) -> T:
+        """Merge changes into an object."""
+        where = path(kind, namespace, name, subresource)
+        query = {"fieldManager": FIELD_MANAGER}
+        return self._decode(kind, self._call("PATCH", where, query, dict(changes), content_type=MERGE_PATCH))
+
+    def delete(
+        self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        """Delete an object."""
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        self._call("DELETE", path(kind, namespace, name), {}, body)
+
+    def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
+        """Create a Binding; the server copies its annotations to the pod in the write that sets the node."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        self._call("POST", path(PODS, namespace, pod, "binding"), {"fieldManager": FIELD_MANAGER}, body)
+
+    def _decode(self, kind: Kind[T], raw: bytes | msgspec.Raw) -> T:
+        decoder = self._decoders.get(kind.type)
+        if decoder is None:
+            decoder = self._decoders[kind.type] = msgspec.json.Decoder(kind.type)
+        decoded: T = decoder.decode(raw)
+        return decoded
+
+    def _call(
+        self,
+        method: str,
+        where: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        *,
+        content_type: str = "application/json",
+    ) -> bytes:
+        answer = self._open(method, where, query or {}, body, content_type=content_type)
+        try:
+            return answer.read()
+        except urllib3.exceptions.HTTPError as broken:
+            raise Unavailable(f"{method} {where}: the answer broke off: {broken}") from None
+        finally:
+            answer.release_conn()
+
+    def _open(
+        self,
+        method: str,
+        where: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None = None,
+        *,
+        content_type: str = "application/json",
+        timeout: urllib3.Timeout | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        url = f"{self._settings.host}{where}" + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json", "Content-Type": content_type, **self._authorization()}
+        try:
+            answer = self._pool.request(
+                method,
+                url,
+                body=msgspec.json.encode(body) if body is not None else None,
+                headers=headers,
+                timeout=timeout or urllib3.Timeout(connect=CALL_TIMEOUT_S, read=CALL_TIMEOUT_S),
+                # A retried write could be done twice; callers decide what to do again.
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except urllib3.exceptions.HTTPError as broken:
+            raise Unavailable(f"{method} {where}: {broken}") from None
+        if answer.status >= HTTP_ERROR:
+            raise failure_of(answer)
+        return answer
+
+    def _authorization(self) -> dict[str, str]:
+        with self._credentials:
+            token = self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return {"Authorization": token} if token else {}
+
+
+class ApiWatch(Generic[T]):
+    """A watch over one streamed answer."""
+
+    def __init__(self, answer: urllib3.BaseHTTPResponse, decode: Callable[[msgspec.Raw], T]) -> None:
+        self._answer, self._decode, self._closed = answer, decode, False
+
+    def __iter__(self) -> Iterator[Change[T]]:
+        """Give the changes as they come."""
+        try:
+            for line in lines_of(self._answer):
+                found = WATCH_LINES.decode(line)
+                if found.type == "ERROR":
+                    failure = msgspec.json.decode(found.object, type=Failure)
+                    raise api_error(failure.code, failure.reason, failure.message)
+                # A bookmark's object has no more than a version, which the same struct reads.
+                yield Change(ChangeType(found.type), self._decode(found.object))
+        except Unavailable:
+            if not self._closed:
+                raise
+        finally:
+            # Half-read, the connection is of no use to anybody else.
+            self._answer.close()
+            self._answer.release_conn()
+
+    def close(self) -> None:
+        """End the watch; shutting the socket down wakes a thread that waits on it, closing it would not."""
+        self._closed = True
+        with suppress(OSError, ValueError):
+            self._answer.shutdown()
+
+
+def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Cut a streamed answer into its lines; it may end or break anywhere."""
+    rest = b""
+    try:
+        for chunk in answer.stream(65536, decode_content=True):
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from (line for line in whole if line)
+    except urllib3.exceptions.ReadTimeoutError:
+        raise Unavailable("the watch fell silent") from None
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as broken:
+        raise Unavailable(f"the watch broke off: {broken}") from None
+
+
+def failure_of(answer: urllib3.BaseHTTPResponse) -> Exception:
+    """Read why the API refused; an answer that is no Status object comes from something in between."""
+    try:
+        body = answer.read()
+    except urllib3.exceptions.HTTPError:
+        body = b""
+    finally:
+        answer.release_conn()
+    try:
+        failure = msgspec.json.decode(body, type=Failure)
+    except msgspec.DecodeError:
+        failure = Failure(body[:200].decode(errors="replace"))
+    return api_error(answer.status, failure.reason, failure.message)
+
+
+def path(kind: Kind[T], namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """Write the path of a collection, an object, or a part of one."""
+    parts = ["apis" if kind.group else "api", kind.api_version]
+    if kind.namespaced and namespace:
+        parts += [NAMESPACES.plural, quote(namespace, safe="")]
+    parts += [kind.plural, *(quote(part, safe="") for part in (name,) if part), *([subresource] if subresource else [])]
+    return "/" + "/".join(parts)
+
+
+def selecting(selector: Selector) -> dict[str, str]:
+    """Write a selector as query parameters."""
+    chosen = {"labelSelector": selector.labels, "fieldSelector": selector.fields}
+    return {key: text for key, text in chosen.items() if text}

@@ -1,0 +1,75 @@
+"""Events on objects, so that `kubectl describe` tells what Quotient did and why."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from datetime import UTC, datetime
+
+import structlog
+
+from cluster.errors import AlreadyExists, ApiError, NotFound
+from cluster.interface import Cluster
+from cluster.objects import EVENTS, Event, EventSource, Metadata, ObjectReference
+from vcuda.decision import Unavailable
+
+REMEMBERED = 4096
+MAX_MESSAGE = 1024
+NORMAL, WARNING = "Normal", "Warning"
+
+
+class Recorder:
+    """Writes events, repeats of one as a count. Best effort: an event that cannot be written is counted only."""
+
+    def __init__(self, cluster: Cluster, component: str) -> None:
+        self._cluster, self._component = cluster, component
+        # Guards the counts; calls to the cluster are made outside of it.
+        self._lock = threading.Lock()
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self.failures = 0
+        self._log = structlog.get_logger().bind(component=component)
+
+    def record(self, about: ObjectReference, reason: str, message: str, *, type_: str = NORMAL) -> None:
+        """Tell the readers of an object what happened to it."""
+        text = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+        name = event_name(about, self._component, type_, reason, text)
+        with self._lock:
+            count = self._counts[name] = self._counts.pop(name, 0) + 1
+            if len(self._counts) > REMEMBERED:
+                self._counts.popitem(last=False)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = Event(
+            metadata=Metadata(name=name, namespace=about.namespace or "default"),
+            involved_object=about,
+            type=type_,
+            reason=reason,
+            message=text,
+            count=count,
+            source=EventSource(self._component),
+            reporting_component=self._component,
+            first_timestamp=now,
+            last_timestamp=now,
+        )
+        try:
+            self._write(event)
+        except (ApiError, Unavailable) as broken:
+            self.failures += 1
+            self._log.warning("event_not_written", event=reason, cause=str(broken))
+
+    def _write(self, event: Event) -> None:
+        name, namespace = event.metadata.name, event.metadata.namespace
+        if event.count == 1:
+            try:
+                self._cluster.create(EVENTS, event)
+            except AlreadyExists:  # written before this process began to count
+                self._cluster.patch(EVENTS, name, namespace, {"lastTimestamp": event.last_timestamp})
+            return
+        try:
+            self._cluster.patch(EVENTS, name, namespace, {"count": event.count, "lastTimestamp": event.last_timestamp})
+        except NotFound:  # events live an hour only
+            self._cluster.create(EVENTS, event)
+
+
+def event_name(about: ObjectReference, *what: str) -> str:
+    """Name an event after its object and its content, so that a repeat finds it again."""
+    told = "\0".join((about.kind, about.uid, *what))
+    return f"{about.name[:200]}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"

@@ -1,0 +1,325 @@
+"""A cluster in this process: what an API server does to objects, without one.
+
+It is faithful where components can tell the difference: resource versions, uids, generated names, conflicts,
+graceful deletion, watches that expire, and admission calls. It has no rights and no schemas.
+"""
+
+import copy
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from cluster import admission
+from cluster.admission import Hook, Operation
+from cluster.defaults import check_name, defaulted, immutable_fields
+from cluster.errors import AlreadyExists, Conflict, NotFound, Refused
+from cluster.interface import EVERYTHING, Change, ChangeType, Listing, Selector, check_update
+from cluster.objects import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, PODS, Kind, Object, Raw
+from cluster.selectors import selects
+from cluster.store import Entry, Key, Store
+
+T = TypeVar("T", bound=Object)
+
+NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+NAME_SUFFIX = 5
+NAME_TRIES = 8
+BOOKMARK_IDLE_S = 1.0
+FIRST_NAMESPACES = ("default", "kube-system")
+
+
+class MemoryCluster:
+    """Keeps the interface of `cluster.interface` in memory. Safe for use by many threads."""
+
+    def __init__(self, store: Store | None = None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.hooks: list[Hook] = []
+        self._store = store or Store()
+        self._now = now
+        for name in FIRST_NAMESPACES:
+            self.create(NAMESPACES, {"metadata": {"name": name}})
+
+    def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
+        """Read one object."""
+        return msgspec.convert(self._existing(key_of(kind, namespace, name)), kind.type)
+
+    def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
+        """Read all objects of a kind."""
+        found, version = self._store.all(kind.plural, namespace)
+        return Listing([msgspec.convert(obj, kind.type) for obj in found if selects(selector, obj)], str(version))
+
+    def watch(
+        self,
+        kind: Kind[T],
+        since: str,
+        namespace: str = "",
+        selector: Selector = EVERYTHING,
+        *,
+        timeout_s: float = 300.0,
+        silence_s: float = 150.0,  # noqa: ARG002 - memory does not fall silent
+    ) -> "MemoryWatch[T]":
+        """Follow changes since a version."""
+        deadline = time.monotonic() + timeout_s
+        return MemoryWatch(self._store, kind, int(since), namespace, selector=selector, deadline=deadline)
+
+    def create(self, kind: Kind[T], obj: T | Mapping[str, Any], *, dry_run: bool = False) -> T:
+        """Make an object: mutate, name, validate, store, as the API server does and in that order."""
+        given = copy.deepcopy(dict(obj)) if isinstance(obj, Mapping) else msgspec.to_builtins(obj)
+        raw = {"apiVersion": kind.api_version, "kind": kind.name, **given}
+        raw["metadata"] = dict(raw.get("metadata") or {})
+        if raw["metadata"].get("resourceVersion"):
+            raise Refused("resourceVersion should not be set on objects to be created", code=400, reason="BadRequest")
+        for _ in range(NAME_TRIES):
+            try:
+                return msgspec.convert(self._create(kind, copy.deepcopy(raw), dry_run=dry_run), kind.type)
+            except AlreadyExists:
+                if raw["metadata"].get("name") or not raw["metadata"].get("generateName"):
+                    raise
+        raise AlreadyExists(f"{kind.plural}: no free name was found", code=409, reason="AlreadyExists")
+
+    def _create(self, kind: Kind[T], raw: Raw, *, dry_run: bool) -> Raw:
+        namespace = raw["metadata"].get("namespace", "") if kind.namespaced else ""
+        self._check_namespace(kind, namespace)
+        raw = defaulted(kind, raw)
+        operation = Operation(
+            "CREATE",
+            kind.api_version,
+            kind.name,
+            kind.plural,
+            namespace,
+            raw["metadata"].get("name", ""),
+            dry_run=dry_run,
+        )
+        raw = defaulted(kind, admission.mutate(self.hooks, operation, raw))
+        raw["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(self._now()), "generation": 1}
+        raw["metadata"].pop("deletionTimestamp", None)
+        if not raw["metadata"].get("name") and raw["metadata"].get("generateName"):
+            raw["metadata"]["name"] = raw["metadata"]["generateName"] + generated_suffix()
+        name = check_name(kind, raw["metadata"].get("name", ""))
+        admission.validate(self.hooks, msgspec.structs.replace(operation, name=name), raw)
+        with self._store.lock:
+            key = key_of(kind, namespace, name)
+            if self._store.get(key) is not None:
+                raise AlreadyExists(f'{kind.plural} "{name}" already exists', code=409, reason="AlreadyExists")
+            self._check_namespace(kind, namespace)
+            return raw if dry_run else self._store.put(key, raw)
+
+    def update(self, kind: Kind[T], obj: T) -> T:
+        """Replace an object, if it is still the one that was read."""
+        check_update(kind, obj)
+        raw = {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(obj)}
+        key = key_of(kind, obj.metadata.namespace, obj.metadata.name)
+
+        def replaced(old: Raw) -> Raw:
+            new: Raw = raw | {"metadata": dict(raw["metadata"])}
+            kept = {
+                name: old["metadata"][name] for name in ("generation", "deletionTimestamp") if name in old["metadata"]
+            }
+            new["metadata"] |= kept
+            new["metadata"].setdefault("uid", old["metadata"]["uid"])
+            new["metadata"].setdefault("creationTimestamp", old["metadata"]["creationTimestamp"])
+            return new
+
+        return msgspec.convert(self._write(kind, key, replaced), kind.type)
+
+    def patch(
+        self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], *, subresource: str = ""
+    ) -> T:
+        """Merge changes into an object; status and the rest are written apart, as on the API."""
+        wanted = dict(changes)
+        split = "status" in kind.subresources
+        if subresource == "status":
+            wanted = {part: wanted[part] for part in ("metadata", "status") if part in wanted}
+        elif split:
+            wanted.pop("status", None)
+        key = key_of(kind, namespace, name)
+        written = self._write(kind, key, lambda old: merged(old, wanted), subresource=subresource)
+        return msgspec.convert(written, kind.type)
+
+    def _write(self, kind: Kind[T], key: Key, change: Callable[[Raw], Raw], *, subresource: str = "") -> Raw:
+        """Change an object as a compare-and-swap: admission is asked outside the lock, then versions compared."""
+        while True:
+            old = self._existing(key)
+            new = change(old)
+            if new["metadata"].get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
+                raise conflict(kind, key)
+            if new["metadata"].get("uid") != old["metadata"]["uid"]:
+                raise conflict(kind, key)
+            operation = Operation(
+                "UPDATE", kind.api_version, kind.name, kind.plural, key[1], key[2], subresource, old=old
+            )
+            new = defaulted(kind, admission.mutate(self.hooks, operation, new))
+            if not subresource:
+                immutable_fields(kind, old, new)
+            admission.validate(self.hooks, operation, new)
+            with self._store.lock:
+                current = self._existing(key)
+                if current["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
+                    continue  # somebody wrote meanwhile: merge again, or find the conflict
+                written = self._store.put(key, new)
+                if written["metadata"].get("deletionTimestamp") and not written["metadata"].get("finalizers"):
+                    self._finish(kind, key, written)
+                return written
+
+    def _finish(self, kind: Kind[T], key: Key, obj: Raw) -> None:
+        """Remove an object that only waited for its finalizers; a pod waits for its kubelet as well."""
+        if kind.plural != PODS.plural or not obj["metadata"].get("deletionGracePeriodSeconds"):
+            self._store.remove(key)
+
+    def delete(
+        self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        """Delete an object: at once, or marked if it has finalizers or a kubelet still has to stop it."""
+        key = key_of(kind, namespace, name)
+        old = self._existing(key)
+        if uid and old["metadata"]["uid"] != uid:
+            raise conflict(kind, key)
+        operation = Operation("DELETE", kind.api_version, kind.name, kind.plural, key[1], name, old=old)
+        admission.validate(self.hooks, operation, None)
+        with self._store.lock:
+            old = self._existing(key)
+            grace = grace_of(kind, old) if grace_s is None else grace_s
+            if grace_of(kind, old) == 0:
+                grace = 0
+            if grace or old["metadata"].get("finalizers"):
+                until = timestamp(self._now() + timedelta(seconds=grace))
+                marks = {"deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
+                self._store.put(key, old | {"metadata": old["metadata"] | marks})
+            else:
+                self._store.remove(key)
+            if kind.plural == NAMESPACES.plural:
+                self._empty(name)
+
+    def _empty(self, namespace: str) -> None:
+        for kind in (PODS, CONFIG_MAPS, EVENTS, LEASES):
+            for obj in self._store.all(kind.plural, namespace)[0]:
+                self._store.remove((kind.plural, namespace, obj["metadata"]["name"]))
+
+    def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
+        """Give a pod its node and the annotations in one write."""
+        key = key_of(PODS, namespace, pod)
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        operation = Operation("CREATE", "v1", "Binding", PODS.plural, namespace, pod, "binding")
+        admission.validate(self.hooks, operation, admission.mutate(self.hooks, operation, binding))
+        with self._store.lock:
+            old = self._existing(key)
+            if uid and old["metadata"]["uid"] != uid:
+                raise conflict(PODS, key)
+            if at := old["spec"].get("nodeName"):
+                raise Conflict(f"pod {pod} is already assigned to node {at!r}", code=409, reason="Conflict")
+            if old["metadata"].get("deletionTimestamp"):
+                raise Conflict(f"pod {pod} is being deleted, cannot be assigned to a host", code=409, reason="Conflict")
+            wanted = {"metadata": {"annotations": dict(annotations)}, "spec": {"nodeName": node}}
+            self._store.put(key, merged(old, wanted))
+
+    def _existing(self, key: Key) -> Raw:
+        found = self._store.get(key)
+        if found is None:
+            raise NotFound(f'{key[0]} "{key[2]}" not found', code=404, reason="NotFound")
+        return found
+
+    def _check_namespace(self, kind: Kind[T], namespace: str) -> None:
+        if not kind.namespaced:
+            return
+        if not namespace:
+            raise Refused(
+                f"{kind.plural}: an empty namespace may not be set during creation", code=400, reason="BadRequest"
+            )
+        self._existing((NAMESPACES.plural, "", namespace))
+
+
+class MemoryWatch(Generic[T]):
+    """A watch on the store, seen through a selector: leaving it looks like a deletion, entering like a creation."""
+
+    def __init__(
+        self, store: Store, kind: Kind[T], since: int, namespace: str, *, selector: Selector, deadline: float
+    ) -> None:
+        self._store, self._kind, self._since, self._deadline = store, kind, since, deadline
+        self._namespace, self._selector, self._closed = namespace, selector, False
+
+    def __iter__(self) -> Iterator[Change[T]]:
+        """Give the changes as they come, and a bookmark when it has been quiet."""
+        told = self._since
+        for entry in self._store.follow(self._since, self._deadline, lambda: self._closed, BOOKMARK_IDLE_S):
+            if entry is None:
+                if told < (told := self._store.version):
+                    yield self._bookmark(told)
+                continue
+            told = entry.version
+            if change := self._seen(entry):
+                yield change
+
+    def close(self) -> None:
+        """End the watch."""
+        self._closed = True
+        with self._store.lock:
+            self._store.lock.notify_all()
+
+    def _seen(self, entry: Entry) -> Change[T] | None:
+        if entry.plural != self._kind.plural:
+            return None
+        before, after = self._selected(entry.old), self._selected(entry.new)
+        if not before and not after:
+            return None
+        kinds = {(True, True): ChangeType.MODIFIED, (False, True): ChangeType.ADDED, (True, False): ChangeType.DELETED}
+        return Change(kinds[before, after], msgspec.convert(entry.last, self._kind.type))
+
+    def _selected(self, obj: Raw | None) -> bool:
+        if obj is None or self._namespace not in ("", obj["metadata"].get("namespace", "")):
+            return False
+        return selects(self._selector, obj)
+
+    def _bookmark(self, version: int) -> Change[T]:
+        mark = {"metadata": {"resourceVersion": str(version)}}
+        return Change(ChangeType.BOOKMARK, msgspec.convert(mark, self._kind.type))
+
+
+def key_of(kind: Kind[T], namespace: str, name: str) -> Key:
+    """Address an object in the store."""
+    return kind.plural, namespace if kind.namespaced else "", name
+
+
+def conflict(kind: Kind[T], key: Key) -> Conflict:
+    """Say that an object is not what the caller took it for."""
+    message = f'Operation cannot be fulfilled on {kind.plural} "{key[2]}": the object has been modified'
+    return Conflict(message, code=409, reason="Conflict")
+
+
+def merged(target: Raw, changes: Mapping[str, Any]) -> Raw:
+    """Apply a JSON merge patch (RFC 7386): null removes, objects merge, the rest replaces."""
+    result = dict(target)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            inner = result.get(key)
+            result[key] = merged(inner if isinstance(inner, dict) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+def grace_of(kind: Kind[T], obj: Raw) -> int:
+    """How long a kubelet gets to stop a pod; nothing waits for a pod without a node or one that has ended."""
+    ended = obj.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    if kind.plural != PODS.plural or not obj["spec"].get("nodeName") or ended:
+        return 0
+    return int(obj["spec"].get("terminationGracePeriodSeconds", 30))
+
+
+def generated_suffix() -> str:
+    """Draw the random part of a generated name, from the letters that the API server uses."""
+    return "".join(random.choices(NAME_ALPHABET, k=NAME_SUFFIX))
+
+
+def timestamp(moment: datetime) -> str:
+    """Write a time as the API does."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

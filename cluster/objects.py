@@ -1,0 +1,196 @@
+"""Kubernetes objects as Quotient reads them: small frozen structs, decoded from the raw answers.
+
+A kind marked `partial` leaves fields of the object out. Such an object is never written back whole, only
+patched, so fields that we do not know survive.
+"""
+
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
+
+from vcuda.pod import PodSpec
+
+
+class OwnerReference(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Who made this object."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool | None = None
+    block_owner_deletion: bool | None = None
+
+
+class Metadata(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What every object has; complete enough to be written back."""
+
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+    finalizers: list[str] = []
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+
+
+class Object(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The common part of all kinds."""
+
+    metadata: Metadata = Metadata()
+
+
+class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How far a pod has come."""
+
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class Pod(Object, frozen=True, kw_only=True):
+    """A pod; partial."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Taint(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A mark that keeps pods off a node."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Whether a node takes pods."""
+
+    unschedulable: bool = False
+    taints: list[Taint] = []
+
+
+class NodeCondition(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One thing the kubelet reports about its node."""
+
+    type: str
+    status: str
+    last_transition_time: str | None = None
+
+
+class NodeStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What a node has, and how it is."""
+
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    conditions: list[NodeCondition] = []
+
+
+class Node(Object, frozen=True, kw_only=True):
+    """A node; partial."""
+
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class NamespaceStatus(Struct, frozen=True, omit_defaults=True):
+    """Whether a namespace is going away."""
+
+    phase: str = ""
+
+
+class Namespace(Object, frozen=True, kw_only=True):
+    """A namespace; partial."""
+
+    status: NamespaceStatus = NamespaceStatus()
+
+
+class ConfigMap(Object, frozen=True, kw_only=True):
+    """A ConfigMap, whole."""
+
+    data: dict[str, str] = {}
+    binary_data: dict[str, str] = {}
+    immutable: bool | None = None
+
+
+class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Who holds a lease, and since when."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Object, frozen=True, kw_only=True):
+    """A Lease, whole."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
+class ObjectReference(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An object that something is about."""
+
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    field_path: str = ""
+
+
+class EventSource(Struct, frozen=True, omit_defaults=True):
+    """Which component speaks."""
+
+    component: str = ""
+
+
+class Event(Object, frozen=True, kw_only=True):
+    """Something that happened to an object; partial."""
+
+    involved_object: ObjectReference = ObjectReference()
+    type: str = "Normal"
+    reason: str = ""
+    message: str = ""
+    count: int = 1
+    source: EventSource = EventSource()
+    reporting_component: str = ""
+    first_timestamp: str | None = None
+    last_timestamp: str | None = None
+
+
+T = TypeVar("T", bound=Object)
+
+
+class Kind(Struct, Generic[T], frozen=True):
+    """A kind of objects: where the API serves it, and the struct it is read into."""
+
+    api_version: str
+    name: str
+    plural: str
+    type: type[T]
+    namespaced: bool = True
+    partial: bool = False
+    subresources: tuple[str, ...] = field(default=())
+
+    @property
+    def group(self) -> str:
+        """The API group; empty for the core group."""
+        return self.api_version.rpartition("/")[0]
+
+
+PODS = Kind("v1", "Pod", "pods", Pod, partial=True, subresources=("status", "binding"))
+NODES = Kind("v1", "Node", "nodes", Node, namespaced=False, partial=True, subresources=("status",))
+NAMESPACES = Kind("v1", "Namespace", "namespaces", Namespace, namespaced=False, partial=True)
+CONFIG_MAPS = Kind("v1", "ConfigMap", "configmaps", ConfigMap)
+EVENTS = Kind("v1", "Event", "events", Event, partial=True)
+LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases", Lease)
+
+Raw = dict[str, Any]

@@ -1,0 +1,187 @@
+"""`quotient local`: Quotient on this machine, without a cluster and without GPUs."""
+
+import signal
+import threading
+import time
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cluster.errors import ApiError
+from cluster.informer import Informer
+from cluster.memory import MemoryCluster
+from cluster.objects import NODES, PODS, Node, Pod
+from console.simulated import MACHINES, node
+from settings.configuration import Configuration
+from settings.loading import Loaded
+from vcuda.document import DocumentError, parse_documents
+from vcuda.inventory import decode_inventory
+from vcuda.names import Names, names_for
+from vcuda.request import Reading, read_pod
+from vcuda.vocabulary import Share, vocabularies
+
+SYNC_S = 10.0
+LOOK_EVERY_S = 1.0
+CATCH_UP_S = 0.01
+NOT_YET = (
+    "Pods are read here, not yet admitted, charged or placed: "
+    "the webhook, quotas, the scheduler and the node plugin are still to come."
+)
+
+Seen = dict[Path, float]
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--once", is_flag=True, help="Show the cluster and end, instead of waiting for changes.")
+@click.pass_obj
+def local(loaded: Loaded, files: tuple[Path, ...], *, once: bool) -> None:
+    """Run Quotient on this machine, on a simulated cluster.
+
+    FILES are manifests of pods; they are read again whenever they change. Without any, some samples are shown.
+    """
+    run = LocalRun(loaded.configuration, Console())
+    try:
+        run.start(files)
+        if not once:
+            run.follow(files)
+    finally:
+        run.stop()
+
+
+class LocalRun:
+    """An in-memory cluster with simulated nodes, and everything of Quotient that exists."""
+
+    def __init__(self, configuration: Configuration, console: Console) -> None:
+        self._names = names_for(configuration.domain)
+        self._unit_mib = configuration.memory_unit_mib
+        self._spoken = vocabularies(self._names, self._unit_mib, configuration.vocabularies)
+        self._console = console
+        self._cluster = MemoryCluster()
+        self._nodes: Informer[Node] = Informer(self._cluster, NODES)
+        self._pods: Informer[Pod] = Informer(self._cluster, PODS)
+        self._ending = threading.Event()
+
+    def start(self, files: tuple[Path, ...]) -> None:
+        """Fill the cluster and show it."""
+        for machine in MACHINES:
+            self._cluster.create(NODES, node(machine, self._names, self._unit_mib))
+        self._apply(files)
+        for informer in (self._nodes, self._pods):
+            informer.start()
+            informer.wait_synced(SYNC_S)
+        self._show()
+
+    def follow(self, files: tuple[Path, ...]) -> None:
+        """Wait until interrupted; apply files again when they change."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._ending.set())
+        watched = f"; edit {', '.join(map(str, files))} and see" if files else ""
+        self._console.print(f"[dim]Running until Ctrl-C{watched}.[/dim]")
+        before = changed_at(files)
+        while not self._ending.wait(LOOK_EVERY_S):
+            if before != (now := changed_at(files)):
+                before = now
+                self._apply(files)
+                self._show()
+
+    def stop(self) -> None:
+        """End the informers."""
+        for informer in (self._nodes, self._pods):
+            informer.stop()
+
+    def _apply(self, files: tuple[Path, ...]) -> None:
+        """Make the cluster's pods those of the files."""
+        for pod in self._cluster.list(PODS).items:
+            self._cluster.delete(PODS, pod.metadata.name, pod.metadata.namespace)
+        texts = {str(file): file.read_text() for file in files} or {"samples": self._samples()}
+        for source, text in texts.items():
+            try:
+                documents = parse_documents(text)
+            except DocumentError as wrong:
+                self._console.print(f"[red]{source}: {wrong}[/red]")
+                continue
+            for document in documents:
+                self._create(source, document)
+
+    def _samples(self) -> str:
+        """Give the samples, in the domain that is configured."""
+        text = resources.files("console").joinpath("samples.yaml").read_text()
+        return text.replace(Names().domain, self._names.domain)
+
+    def _create(self, source: str, document: Any) -> None:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(document, dict) or document.get("kind") != "Pod":
+            kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
+            self._console.print(f"[yellow]{source}: {kind} is passed over: only pods run here so far[/yellow]")
+            return
+        metadata = {"namespace": "default", **(document.get("metadata") or {})}
+        try:
+            self._cluster.create(PODS, document | {"metadata": metadata})
+        except ApiError as wrong:
+            self._console.print(f"[red]{source}: {wrong}[/red]")
+
+    def _show(self) -> None:
+        """Print nodes and pods as Quotient sees them now."""
+        self._catch_up()
+        pods = sorted(self._pods.all(), key=lambda each: each.metadata.name)
+        readings = {
+            pod.metadata.name: read_pod(pod.spec, pod.metadata.annotations, self._names, self._spoken) for pod in pods
+        }
+        self._console.print(self._node_table())
+        self._console.print(self._pod_table(readings))
+        for pod, reading in readings.items():
+            for reason in reading.reasons:
+                self._console.print(f"[bold red]wrong[/bold red] {pod}: {escape(str(reason))}", highlight=False)
+        self._console.print(f"[dim]{NOT_YET}[/dim]")
+
+    def _catch_up(self) -> None:
+        """Wait until the informer has seen what was just applied."""
+        wanted = {pod.metadata.uid for pod in self._cluster.list(PODS).items}
+        deadline = time.monotonic() + SYNC_S
+        while {pod.metadata.uid for pod in self._pods.all()} != wanted and time.monotonic() < deadline:
+            self._ending.wait(CATCH_UP_S)
+
+    def _node_table(self) -> Table:
+        table = Table(
+            "node", "GPUs", "model", "memory each", title="Simulated nodes", title_justify="left", box=SIMPLE_HEAD
+        )
+        for found in sorted(self._nodes.all(), key=lambda each: each.metadata.name):
+            cards = decode_inventory(found.metadata.annotations[self._names.inventory])
+            table.add_row(found.metadata.name, str(len(cards)), cards[0].model, f"{cards[0].memory_mib} MiB")
+        return table
+
+    def _pod_table(self, readings: dict[str, Reading]) -> Table:
+        columns = ("pod", "container", "written in", "cores", "memory", "pod in all")
+        table = Table(*columns, title="Pods, as Quotient reads them", title_justify="left", box=SIMPLE_HEAD)
+        for pod, reading in readings.items():
+            cores, units = reading.request.resources()
+            for first, each in enumerate(reading.request.containers):
+                role = "" if each.role == "app" else f" ({each.role})"
+                table.add_row(
+                    "" if first else pod,
+                    each.name + role,
+                    each.vocabulary,
+                    str(each.share.cores),
+                    self._memory(each.share),
+                    "" if first else f"{cores} + {units}",
+                )
+        table.caption = "In all: vcuda-core + vcuda-memory, as the scheduler counts them"
+        table.caption_justify = "left"
+        return table
+
+    def _memory(self, share: Share) -> str:
+        if share.cards:
+            least = f", at least {share.memory_units * self._unit_mib} MiB" if share.memory_units else ""
+            return f"all of {share.cards} card{'s' if share.cards > 1 else ''}{least}"
+        return "follows the cores" if share.follows else f"{share.memory_units * self._unit_mib} MiB"
+
+
+def changed_at(files: tuple[Path, ...]) -> Seen:
+    """When each file was last written; a file that is away for a moment counts as unchanged."""
+    return {file: file.stat().st_mtime for file in files if file.exists()}

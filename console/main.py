@@ -1,0 +1,60 @@
+"""The command `quotient`."""
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from console.local import local
+from settings.configuration import Configuration
+from settings.loading import ConfigurationError, Loaded, leaves, load, lookup, variable_of
+from settings.logs import configure_logs
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(version("quotient"), prog_name="quotient")
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="QUOTIENT_CONFIG",
+    help="Configuration file (YAML). Without one, the defaults hold.",
+)
+@click.option("--set", "flags", multiple=True, metavar="PATH=VALUE", help="Override one value, as in log.level=debug.")
+@click.pass_context
+def main(context: click.Context, file: Path | None, flags: tuple[str, ...]) -> None:
+    """Quotient divides GPUs among Kubernetes pods and holds every namespace to its quota.
+
+    Begin with `quotient local`: it needs no cluster and no GPU. `quotient config` shows the settings in force.
+    """
+    try:
+        loaded = load(file, os.environ, flags)
+    except ConfigurationError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    configure_logs(loaded.configuration.log.level, loaded.configuration.log.format)
+    context.obj = loaded
+
+
+@main.command()
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.pass_obj
+def config(loaded: Loaded, output: str) -> None:
+    """Show the configuration in force, and where each value comes from."""
+    values = msgspec.to_builtins(loaded.configuration)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+        return
+    table = Table("setting", "value", "from", "environment variable", box=None)
+    for path in leaves(Configuration):
+        table.add_row(path, str(lookup(values, path)), loaded.sources.get(path, "default"), variable_of(path))
+    Console().print(table)
+
+
+main.add_command(local)
+
+if __name__ == "__main__":
+    main()

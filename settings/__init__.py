@@ -1,0 +1,1 @@
+"""What every process of Quotient reads at its start: configuration, and how to log."""

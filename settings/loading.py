@@ -1,0 +1,145 @@
+"""Reads the configuration from file, environment and flags, and says exactly what is wrong with it."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from settings.configuration import API_VERSION, KIND, Configuration
+from vcuda.document import DocumentError, parse_documents
+
+PREFIX = "QUOTIENT_"
+WHERE = re.compile(r"^(?P<message>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
+UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
+WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+class ConfigurationError(Exception):
+    """The start fails: the message names source, path, value and remedy."""
+
+
+class Loaded(Struct, frozen=True):
+    """A configuration, and where each value that was set came from."""
+
+    configuration: Configuration
+    sources: dict[str, str]
+
+
+def load(file: Path | None, environment: Mapping[str, str], flags: Iterable[str] = ()) -> Loaded:
+    """Put file, environment and flags together, the later over the earlier, and check the whole."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    if file is not None:
+        values = read_file(file)
+        sources |= dict.fromkeys(leaves_of(values), str(file))
+    for path in leaves(Configuration):
+        variable = variable_of(path)
+        if variable in environment:
+            put(values, path, scalar(environment[variable]))
+            sources[path] = variable
+    for flag in flags:
+        path, separator, text = flag.partition("=")
+        if not separator or path not in leaves(Configuration):
+            raise ConfigurationError(f"--set {flag}: write PATH=VALUE with one of {', '.join(leaves(Configuration))}")
+        put(values, path, scalar(text))
+        sources[path] = f"--set {path}"
+    return Loaded(decode(values, sources, file), sources)
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """Read the file as one document of our kind."""
+    try:
+        documents = parse_documents(file.read_text())
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise ConfigurationError(f"{file}: cannot be read: {wrong}") from None
+    except DocumentError as wrong:
+        raise ConfigurationError(f"{file}: {wrong}") from None
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise ConfigurationError(
+            f"{file}: holds {len(documents)} documents; one mapping with apiVersion {API_VERSION} is needed"
+        )
+    for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if documents[0].get(field) != expected:
+            raise ConfigurationError(
+                f"{file}: {field}: {documents[0].get(field)!r} is not known here; write {field}: {expected}"
+            )
+    document: dict[str, Any] = documents[0]
+    return document
+
+
+def decode(values: dict[str, Any], sources: Mapping[str, str], file: Path | None) -> Configuration:
+    """Check values against the struct, strictly; the first mistake is named with its path and source."""
+    try:
+        return msgspec.convert(values, Configuration)
+    except msgspec.ValidationError as wrong:
+        found = WHERE.match(str(wrong))
+        message, path = (found["message"], (found["path"] or "").lstrip(".")) if found else (str(wrong), "")
+        if unknown := UNKNOWN.search(message):
+            path = f"{path}.{unknown['field']}" if path else unknown["field"]
+            message = f"there is no such field{suggestion(path)}"
+        source = sources.get(path) or (str(file) if file else "configuration")
+        shown = lookup(values, path)
+        value = f"{shown!r}: " if path and not isinstance(shown, dict) else ""
+        raise ConfigurationError(f"{source}: {path or 'configuration'}: {value}{message}") from None
+
+
+def suggestion(path: str) -> str:
+    """Guess what was meant."""
+    close = difflib.get_close_matches(path, leaves(Configuration), n=1)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(leaves(Configuration))}"
+
+
+def leaves(struct: type[Struct], prefix: str = "") -> list[str]:
+    """List the paths of all values that can be set."""
+    paths: list[str] = []
+    for field in msgspec.structs.fields(struct):
+        path = f"{prefix}{field.encode_name}"
+        if isinstance(field.type, type) and issubclass(field.type, Struct):
+            paths += leaves(field.type, path + ".")
+        elif path not in ("apiVersion", "kind"):
+            paths.append(path)
+    return paths
+
+
+def leaves_of(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List the paths that a document sets."""
+    paths: list[str] = []
+    for key, value in values.items():
+        paths += leaves_of(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}"]
+    return paths
+
+
+def variable_of(path: str) -> str:
+    """Name the environment variable that overrides a value."""
+    return PREFIX + WORDS.sub("_", path.replace("MiB", "Mib")).replace(".", "_").upper()
+
+
+def scalar(text: str) -> Any:  # noqa: ANN401 - whatever YAML makes of it
+    """Read a value from the environment or a flag as it would be read in the file."""
+    try:
+        documents = parse_documents(text)
+    except DocumentError:
+        return text
+    return documents[0] if len(documents) == 1 else text
+
+
+def put(values: dict[str, Any], path: str, value: Any) -> None:  # noqa: ANN401
+    """Set a value deep in a document; what stands in the way is replaced, and checked with the rest."""
+    *outer, last = path.split(".")
+    for step in outer:
+        inner = values.get(step)
+        values[step] = values = dict(inner) if isinstance(inner, dict) else {}
+    values[last] = value
+
+
+def lookup(values: Any, path: str) -> Any:  # noqa: ANN401
+    """Find a value by its path; the mapping it should be in, if it is not there."""
+    for step in filter(None, path.split(".")):
+        if not isinstance(values, dict) or step not in values:
+            return values
+        values = values[step]
+    return values

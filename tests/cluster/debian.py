@@ -1,0 +1,61 @@
+"""The programs that Debian has: fetched as packages, unpacked into the cache, never installed.
+
+Unpacking instead of installing starts no daemon, replaces no container runtime that the machine already uses,
+and leaves the machine as it was.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.cluster.binaries import BuildError, cache_dir, locked, say
+
+PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "libseccomp2")
+MARK = ".complete-1"
+
+
+def programs() -> Path:
+    """Give a folder that holds what the packages hold, laid out as on a Debian system."""
+    folder = cache_dir() / "debian" / f"{codename()}-{platform.machine()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / ".lock"):
+        if not (folder / MARK).exists():
+            fetch(folder)
+            (folder / MARK).touch()
+    return folder
+
+
+def codename() -> str:
+    """Name the release of this machine's Debian, so that a new one unpacks anew."""
+    release = platform.freedesktop_os_release()
+    return release.get("VERSION_CODENAME") or release.get("ID", "linux")
+
+
+def fetch(folder: Path) -> None:
+    """Download and unpack the packages."""
+    if shutil.which("apt-get") is None:
+        raise BuildError(f"no apt-get here: unpack {', '.join(PACKAGES)} into {folder} and create {folder / MARK}")
+    say(f"fetching {', '.join(PACKAGES)} into {folder}; once per machine")
+    with tempfile.TemporaryDirectory(prefix="quotient-debian-") as scratch:
+        download = ["apt-get", "download", *PACKAGES]
+        if subprocess.run(download, cwd=scratch, capture_output=True, check=False).returncode:
+            run("apt-get", "update")
+            run(*download, cwd=scratch)
+        for package in sorted(Path(scratch).glob("*.deb")):
+            run("dpkg-deb", "--extract", str(package), str(folder))
+
+
+def run(*command: str, cwd: str | None = None) -> None:
+    """Run one step; its own words say why it failed."""
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, check=False
+    )
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    print(programs())

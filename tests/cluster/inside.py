@@ -1,0 +1,169 @@
+"""The first process of a test cluster, in namespaces of its own.
+
+When it ends, the kernel ends every process of the cluster with it, and mounts and links vanish with the last
+of them. It runs on the standard library alone and obeys orders on a Unix socket, one JSON object a line:
+`{"start": NAME}`, `{"signal": NAME, "number": 9}`, `{"status": true}`.
+"""
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import cgroups
+
+# The kubelet sets these for the whole machine. Files laid over them say they are set already.
+SYSCTLS = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+COVERED = ("/run", "/var/lib", "/var/log")
+
+
+class Inside:
+    """Mounts, network and programs of one cluster."""
+
+    def __init__(self, order: dict[str, Any], lifeline: int) -> None:
+        self._state = Path(order["state"])
+        self._order = order
+        self._lifeline = lifeline
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def main(self) -> None:
+        """Set up, serve until told to end or until the keeper is gone, then end everything."""
+        self._mount()
+        self._network()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self._order["control"])
+        listener.listen()
+        wake, woken = socket.socketpair()
+        for end in (wake, woken):
+            end.settimeout(0)
+        signal.set_wakeup_fd(woken.fileno())
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        for readable in (listener, wake, self._lifeline):
+            self._selector.register(readable, selectors.EVENT_READ)
+        keeper_is_gone = self._serve(listener, wake)
+        self._end()
+        if keeper_is_gone:
+            cgroups.remove(self._order["cgroup"])
+            shutil.rmtree(self._state, ignore_errors=True)
+
+    def _serve(self, listener: socket.socket, wake: socket.socket) -> bool:
+        while True:
+            for ready, _ in self._selector.select():
+                if ready.fileobj is listener:
+                    self._obey(listener.accept()[0])
+                elif ready.fileobj is wake:
+                    if signal.SIGTERM in wake.recv(64):
+                        return False
+                else:
+                    return True
+            self._reap()
+
+    def _mount(self) -> None:
+        """Cover the folders that programs write to at fixed places; what is needed below them stays visible."""
+        mount("--make-rprivate", "/")
+        kept = [Path(path).resolve() for path in self._order["keep"]]
+        for covered in COVERED:
+            below = [path for path in kept if path.is_relative_to(covered)]
+            handles = {path: os.open(path, os.O_PATH) for path in below}
+            mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", covered)
+            for path, handle in handles.items():
+                path.mkdir(parents=True, exist_ok=True)
+                mount("--bind", f"/proc/self/fd/{handle}", str(path), pass_fd=handle)
+                os.close(handle)
+        for folder in ("/run/quotient", "/run/containerd", "/run/cni", "/run/lock", "/var/lib/kubelet"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, value in SYSCTLS.items():
+            target = Path("/proc/sys") / name
+            if target.exists():
+                stand_in = Path("/run/quotient") / name.replace("/", ".")
+                stand_in.write_text(value + "\n")
+                mount("--bind", str(stand_in), str(target))
+        mount("--make-rshared", "/")
+
+    def _network(self) -> None:
+        """Bring up loopback and the bridge that pods hang on; its address is the node's."""
+        busybox = self._order["busybox"]
+        bridge, address = self._order["bridge"], self._order["address"]
+        for line in (
+            "link set lo up",
+            f"link add name {bridge} type bridge",
+            f"addr add {address}/16 dev {bridge}",
+            f"link set {bridge} up",
+        ):
+            subprocess.run([busybox, "ip", *line.split()], check=True)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+    def _obey(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as stream:
+            connection.settimeout(5)
+            try:
+                answer = self._execute(json.loads(stream.readline()))
+            except (ValueError, KeyError, OSError) as wrong:
+                answer = {"error": f"{type(wrong).__name__}: {wrong}"}
+            stream.write(json.dumps(answer).encode() + b"\n")
+
+    def _execute(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._reap()
+        if name := order.get("start"):
+            if name in self._running:
+                raise ValueError(f"{name} runs already")
+            self._start(name)
+        elif name := order.get("signal"):
+            self._running[name].send_signal(order["number"])
+        return {"running": {name: process.pid for name, process in self._running.items()}}
+
+    def _start(self, name: str) -> None:
+        program = self._order["programs"][name]
+        with (self._state / "logs" / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                program["argv"],
+                env=os.environ | program.get("env", {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/run/quotient",
+                start_new_session=True,
+            )
+
+    def _reap(self) -> None:
+        """Bury the dead: our programs, and orphans that fell to us as the first process."""
+        with suppress(ChildProcessError):
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                for name, process in list(self._running.items()):
+                    if process.pid == ended:
+                        del self._running[name]
+
+    @staticmethod
+    def _end() -> None:
+        """Kill every other process of the namespace, and wait until they are gone."""
+        try:
+            os.kill(-1, signal.SIGKILL)
+            while True:
+                os.wait()
+        except (ProcessLookupError, ChildProcessError):
+            return
+
+
+def mount(*arguments: str, pass_fd: int = -1) -> None:
+    """Mount, or change how mounts propagate."""
+    subprocess.run(["mount", *arguments], check=True, pass_fds=(pass_fd,) if pass_fd >= 0 else ())
+
+
+if __name__ == "__main__":
+    Inside(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])).main()

@@ -1,0 +1,245 @@
+"""How the test cluster is laid out: folders, addresses, identities, and each program's command line.
+
+Every cluster lives in network, mount and process namespaces of its own, so addresses and ports are the same
+in each, and two of them never meet.
+"""
+
+import json
+import secrets
+from pathlib import Path
+
+import trustme
+from msgspec import Struct
+
+NODE_ADDRESS = "10.88.0.1"
+POD_NETWORK = "10.88.0.0/16"
+SERVICE_NETWORK = "10.96.0.0/16"
+SERVICE_ADDRESS = "10.96.0.1"
+API_PORT = 6443
+BRIDGE = "cni0"
+NODE_NAME = "node-1"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+RUN = "/run/quotient"
+
+ADMIN = "admin"
+IDENTITIES = {
+    ADMIN: ("quotient:admin", "system:masters"),
+    "controller-manager": ("system:kube-controller-manager", ""),
+    "scheduler": ("system:kube-scheduler", ""),
+    "node": (f"system:node:{NODE_NAME}", "system:nodes"),
+}
+
+CONTROL_PLANE = ("etcd", "kube-apiserver")
+CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
+NODE = ("containerd", "kubelet")
+
+
+class Layout(Struct, frozen=True):
+    """Where everything is: the cluster's own folder, and the programs."""
+
+    ident: str
+    state: Path
+    kubernetes: Path
+    debian: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        """For people and tests on this machine."""
+        return self.state / "kubeconfig"
+
+    @property
+    def control(self) -> Path:
+        """Socket on which the first process of the cluster takes orders."""
+        return self.state / "control.sock"
+
+    @property
+    def logs(self) -> Path:
+        """One log for each program."""
+        return self.state / "logs"
+
+    @property
+    def cgroup(self) -> str:
+        """The cgroup, in every hierarchy, under which all pods run."""
+        return f"quotient-{self.ident}"
+
+
+class Program(Struct, frozen=True):
+    """One program of the cluster: its command line, and what it needs in its environment."""
+
+    argv: list[str]
+    env: dict[str, str] = {}
+
+
+def prepare(layout: Layout) -> dict[str, Program]:
+    """Write keys, identities and configuration below the state folder, and give the programs to run."""
+    for folder in (layout.logs, layout.state / "pki", layout.state / "cni", layout.state / "containerd"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_pki(layout)
+    write_identities(layout)
+    write_containerd(layout)
+    write_kubelet(layout)
+    return programs(layout)
+
+
+def write_pki(layout: Layout) -> None:
+    """Make a CA, the API server's certificate, and the key that signs service account tokens."""
+    authority = trustme.CA()
+    names = ("127.0.0.1", NODE_ADDRESS, SERVICE_ADDRESS, "localhost", "kubernetes.default.svc")
+    server = authority.issue_cert(*names)
+    pki = layout.state / "pki"
+    authority.cert_pem.write_to_path(str(pki / "ca.crt"))
+    server.cert_chain_pems[0].write_to_path(str(pki / "server.crt"))
+    server.private_key_pem.write_to_path(str(pki / "server.key"))
+    authority.issue_cert("service-accounts").private_key_pem.write_to_path(str(pki / "service-accounts.key"))
+
+
+def write_identities(layout: Layout) -> None:
+    """Give each identity a token, and a kubeconfig for use inside the cluster's namespaces."""
+    rows = []
+    for name, (user, groups) in IDENTITIES.items():
+        token = secrets.token_hex(16)
+        rows.append(f"{token},{user},{name}" + (f',"{groups}"' if groups else ""))
+        write_kubeconfig(layout, layout.state / f"{name}.kubeconfig", token, f"https://127.0.0.1:{API_PORT}")
+        if name == ADMIN:
+            (layout.state / "admin.token").write_text(token)
+    (layout.state / "tokens.csv").write_text("\n".join(rows) + "\n")
+
+
+def write_kubeconfig(layout: Layout, target: Path, token: str, server: str) -> None:
+    """Write a kubeconfig, as JSON, which is YAML."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "quotient",
+        "clusters": [
+            {
+                "name": "quotient",
+                "cluster": {"server": server, "certificate-authority": str(layout.state / "pki/ca.crt")},
+            }
+        ],
+        "users": [{"name": "quotient", "user": {"token": token}}],
+        "contexts": [{"name": "quotient", "context": {"cluster": "quotient", "user": "quotient"}}],
+    }
+    target.write_text(json.dumps(config, indent=1))
+    target.chmod(0o600)
+
+
+def write_containerd(layout: Layout) -> None:
+    """Configure containerd and the pod network."""
+    network = {
+        "cniVersion": "0.4.0",
+        "name": "quotient",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": BRIDGE,
+                "isGateway": True,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": "/run/cni",
+                    "ranges": [[{"subnet": POD_NETWORK, "gateway": NODE_ADDRESS, "rangeStart": "10.88.1.0"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            }
+        ],
+    }
+    (layout.state / "cni" / "10-quotient.conflist").write_text(json.dumps(network))
+    # The machine may lack CAP_SYS_RESOURCE: without restrict_oom_score_adj runc then dies on its first container.
+    (layout.state / "containerd.toml").write_text(f"""
+version = 2
+root = "{layout.state}/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "quotient.test/pause:1"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{layout.debian}/usr/lib/cni"
+    conf_dir = "{layout.state}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        BinaryName = "{layout.debian}/usr/sbin/runc"
+        SystemdCgroup = false
+""")
+
+
+def write_kubelet(layout: Layout) -> None:
+    """Configure the kubelet: cgroup v1 or v2, no eviction, its own cgroup root."""
+    config = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{layout.cgroup}",
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "enforceNodeAllocatable": [],
+        "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "imageGCHighThresholdPercent": 100,
+        "localStorageCapacityIsolation": False,
+        "maxPods": 250,
+        "oomScoreAdj": 0,
+        "resolvConf": "",
+        "volumePluginDir": f"{RUN}/volume-plugins",
+    }
+    (layout.state / "kubelet.json").write_text(json.dumps(config, indent=1))
+
+
+def programs(layout: Layout) -> dict[str, Program]:
+    """Write each program's command line."""
+    state, pki, kubernetes, debian = layout.state, layout.state / "pki", layout.kubernetes, layout.debian
+    path = f"{debian}/usr/bin:{debian}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+    libraries = {"PATH": path, "LD_LIBRARY_PATH": f"{debian}/usr/lib/x86_64-linux-gnu:{debian}/lib/x86_64-linux-gnu"}
+    apiserver = [
+        f"{kubernetes}/kube-apiserver",
+        "--etcd-servers=http://127.0.0.1:2379",
+        f"--secure-port={API_PORT}",
+        f"--advertise-address={NODE_ADDRESS}",
+        f"--tls-cert-file={pki}/server.crt",
+        f"--tls-private-key-file={pki}/server.key",
+        f"--token-auth-file={state}/tokens.csv",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={pki}/service-accounts.key",
+        f"--service-account-signing-key-file={pki}/service-accounts.key",
+        f"--service-cluster-ip-range={SERVICE_NETWORK}",
+        "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",
+    ]
+    return {
+        "etcd": Program([f"{debian}/usr/bin/etcd", f"--data-dir={RUN}/etcd", "--logger=zap"]),
+        "kube-apiserver": Program(apiserver),
+        "kube-controller-manager": Program(
+            [
+                f"{kubernetes}/kube-controller-manager",
+                f"--kubeconfig={state}/controller-manager.kubeconfig",
+                f"--service-account-private-key-file={pki}/service-accounts.key",
+                f"--root-ca-file={pki}/ca.crt",
+                "--use-service-account-credentials",
+                "--leader-elect=false",
+            ]
+        ),
+        "kube-scheduler": Program(
+            [f"{kubernetes}/kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false"]
+        ),
+        "containerd": Program([f"{debian}/usr/bin/containerd", f"--config={state}/containerd.toml"], libraries),
+        "kubelet": Program(
+            [
+                f"{kubernetes}/kubelet",
+                f"--config={state}/kubelet.json",
+                f"--kubeconfig={state}/node.kubeconfig",
+                f"--hostname-override={NODE_NAME}",
+                f"--node-ip={NODE_ADDRESS}",
+                "--root-dir=/var/lib/kubelet",
+            ],
+            libraries,
+        ),
+    }

@@ -1,0 +1,39 @@
+"""The GPUs of a node, as the node plugin publishes them in its annotation."""
+
+import msgspec
+from msgspec import Struct
+
+VERSION = 1
+
+
+class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One card. `links` says how well it reaches the others, by their uuid."""
+
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int = msgspec.field(name="memoryMiB")
+    healthy: bool
+    isolation: str = "none"
+    numa: int | None = None
+    links: dict[str, str] = {}
+
+
+class Inventory(Struct, frozen=True):
+    """All cards of a node; readers pass over keys they do not know."""
+
+    v: int
+    gpus: tuple[Gpu, ...]
+
+
+def encode_inventory(gpus: tuple[Gpu, ...]) -> str:
+    """Write the annotation."""
+    return msgspec.json.encode(Inventory(VERSION, gpus)).decode()
+
+
+def decode_inventory(text: str) -> tuple[Gpu, ...]:
+    """Read the annotation; a ValueError says what is wrong with it."""
+    found = msgspec.json.decode(text, type=Inventory)
+    if found.v != VERSION:
+        raise ValueError(f"inventory version {found.v} is not known here, {VERSION} is")
+    return found.gpus

@@ -1,0 +1,113 @@
+"""Every name Quotient reads or writes in a cluster, in one place.
+
+What pods, nodes and quotas carry depends on the configured domain (`inspur.com` unless told otherwise), so
+that manifests of a cluster's past keep working. Quotient's own objects do not.
+"""
+
+import re
+
+from msgspec import Struct
+
+DEFAULT_DOMAIN = "inspur.com"
+API_GROUP = "quotient.dev"
+FIELD_MANAGER = "quotient"
+SCHEDULER = "quotient-scheduler"
+
+NANO_PERCENT = "nano-gpu/gpu-percent"
+AWS_VGPU = ("k8s.amazonaws.com/vgpu", "eks.amazonaws.com/vgpu")
+NVIDIA_GPU = "nvidia.com/gpu"
+HAMI_MEMORY = "nvidia.com/gpumem"
+HAMI_CORES = "nvidia.com/gpucores"
+NVIDIA_PRODUCT_LABEL = "nvidia.com/gpu.product"
+
+# The ancestors' documentation and code disagree on these; nodes in the field carry either.
+ANCESTOR_MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvidia.com/gpu-model")
+ANCESTOR_POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
+
+DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+DOMAIN = re.compile(rf"{DNS_LABEL}(\.{DNS_LABEL})+", re.ASCII)
+MAX_DOMAIN = 190  # a prefixed name has 253 characters at the most, and our longest suffix takes its part
+RESERVED_DOMAINS = ("kubernetes.io", "k8s.io")
+
+
+class Names(Struct, frozen=True):
+    """The names under one domain. Build it with `names_for`, which checks the domain."""
+
+    domain: str = DEFAULT_DOMAIN
+
+    def _under(self, name: str) -> str:
+        return f"{self.domain}/{name}"
+
+    @property
+    def core(self) -> str:
+        """Resource: 100 is one GPU."""
+        return self._under("vcuda-core")
+
+    @property
+    def memory(self) -> str:
+        """Resource: 1 is one memory unit."""
+        return self._under("vcuda-memory")
+
+    @property
+    def cards(self) -> str:
+        """Resource for people: "0.3" of a card, or "2" of them."""
+        return self._under("gpu")
+
+    @property
+    def core_limit(self) -> str:
+        """Pod annotation: up to how many cores a fractional container may burst."""
+        return self._under("vcuda-core-limit")
+
+    @property
+    def use_models(self) -> str:
+        """Pod annotation: the GPU models the pod may run on, separated by commas."""
+        return self._under("use-gputype")
+
+    @property
+    def avoid_models(self) -> str:
+        """Pod annotation: the GPU models the pod must not run on."""
+        return self._under("nouse-gputype")
+
+    @property
+    def memory_follows_core(self) -> str:
+        """Pod annotation: containers whose memory is the same share of the card as their cores."""
+        return self._under("memory-follows-core")
+
+    @property
+    def limits(self) -> str:
+        """Pod annotation, written by the webhook: what each container may use."""
+        return self._under("vcuda-limits")
+
+    @property
+    def placement(self) -> str:
+        """Pod annotation, written with the bind: which GPUs each container got."""
+        return self._under("gpu-placement")
+
+    @property
+    def inventory(self) -> str:
+        """Node annotation, written by the node plugin: the node's GPUs."""
+        return self._under("gpu-inventory")
+
+    @property
+    def model_label(self) -> str:
+        """Node label: the model of its GPUs, or `mixed`."""
+        return self._under("gpu-model")
+
+    @property
+    def pool_label(self) -> str:
+        """Node label: the pool the node belongs to."""
+        return self._under("gpu-pool")
+
+    @property
+    def quota_label(self) -> str:
+        """ConfigMap label that makes it a quota of its namespace."""
+        return self._under("gpu-quota")
+
+
+def names_for(domain: str) -> Names:
+    """Check a domain and give the names under it; a ValueError says what is wrong."""
+    if len(domain) > MAX_DOMAIN or not DOMAIN.fullmatch(domain):
+        raise ValueError(f"{domain!r} is not a DNS domain of at most {MAX_DOMAIN} characters, such as {DEFAULT_DOMAIN}")
+    if any(domain == reserved or domain.endswith("." + reserved) for reserved in RESERVED_DOMAINS):
+        raise ValueError(f"{domain!r} is reserved by Kubernetes, which takes no extended resources there")
+    return Names(domain)

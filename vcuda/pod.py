@@ -1,0 +1,33 @@
+"""A pod as Quotient reads it: the few fields it needs, in Kubernetes' own shape.
+
+Decoding into these structs passes over everything else; nothing is ever written back from them.
+"""
+
+from msgspec import Struct
+
+Written = dict[str, str | int | float]
+
+
+class Resources(Struct, frozen=True):
+    """What a container asks for, as written."""
+
+    limits: Written | None = None
+    requests: Written | None = None
+
+
+class Container(Struct, frozen=True, rename="camel"):
+    """A container or an init container; restart policy Always makes an init container a sidecar."""
+
+    name: str = ""
+    resources: Resources | None = None
+    restart_policy: str | None = None
+
+
+class PodSpec(Struct, frozen=True, rename="camel"):
+    """The part of a pod's spec that Quotient decides on."""
+
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    node_name: str | None = None
+    scheduler_name: str | None = None
+    priority: int | None = None

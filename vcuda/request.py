@@ -1,0 +1,255 @@
+"""What a pod asks for: the request of each container, and of the pod as Kubernetes counts it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.decision import Code, Reason, shown
+from vcuda.names import Names
+from vcuda.pod import Container, PodSpec
+from vcuda.quantity import Quantity, QuantityError, parse
+from vcuda.vocabulary import WHOLE, Misread, Share, Vocabulary
+
+# One unit of memory beside a fraction that follows is the token by which the node knows the container.
+TOKEN = 1
+
+
+class Role(StrEnum):
+    """When a container runs: with the others, before them, or from its turn on until the pod ends."""
+
+    APP = "app"
+    INIT = "init"
+    SIDECAR = "sidecar"
+
+
+class ContainerRequest(Struct, frozen=True):
+    """The share that one container asks for, and the vocabulary it was written in."""
+
+    name: str
+    role: Role
+    share: Share
+    vocabulary: str
+
+
+class PodRequest(Struct, frozen=True):
+    """The GPU containers of a pod, in the order in which the kubelet starts them."""
+
+    containers: tuple[ContainerRequest, ...] = ()
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the pod concerns Quotient at all."""
+        return bool(self.containers)
+
+    def resources(self) -> tuple[int, int]:
+        """Count cores and memory units as the scheduler and the kubelet count the two resources."""
+        cores = self._effective(lambda share: Amounts({CORES: share.cores}))[CORES]
+        return cores, self._effective(lambda share: Amounts({MEMORY: share.memory_count}))[MEMORY]
+
+    def demand(self, card_mib: int, unit_mib: int) -> Amounts:
+        """Give cores, MiB and pods that it takes on cards of this size, whole cards with all their memory."""
+        if not self.containers:
+            return Amounts()
+        used = self._effective(
+            lambda share: Amounts({CORES: share.cores, MEMORY: memory_mib(share, card_mib, unit_mib)})
+        )
+        return used + Amounts({PODS: 1})
+
+    def _effective(self, amount: Callable[[Share], Amounts]) -> Amounts:
+        return effective([(each.role, amount(each.share)) for each in self.containers])
+
+
+class Reading(Struct, frozen=True):
+    """A pod's request as far as it could be read, and everything that is wrong with it."""
+
+    request: PodRequest
+    reasons: tuple[Reason, ...] = ()
+
+
+def memory_mib(share: Share, card_mib: int, unit_mib: int) -> int:
+    """Give the memory a share takes of cards of this size; a part that follows is rounded down to fit."""
+    if share.cards:
+        return share.cards * card_mib
+    if share.follows:
+        return share.cores * card_mib // WHOLE
+    return share.memory_units * unit_mib
+
+
+def effective(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
+    """Count a pod's containers as Kubernetes does, for each dimension by itself.
+
+    Sidecars and containers run together. Each init container runs alone, beside the sidecars that were started
+    before it. The pod needs the most that is ever needed at once.
+    """
+    together, sidecars, peak = Amounts(), Amounts(), Amounts()
+    for role, amount in parts:
+        match role:
+            case Role.APP:
+                together += amount
+            case Role.SIDECAR:
+                sidecars += amount
+            case Role.INIT:
+                peak |= sidecars + amount
+    return peak | (together + sidecars)
+
+
+def read_pod(spec: PodSpec, annotations: Mapping[str, str], names: Names, spoken: Sequence[Vocabulary]) -> Reading:
+    """Read what a pod asks for; all of its mistakes come back at once."""
+    follows, reasons = followers(spec, annotations.get(names.memory_follows_core, ""), names)
+    found: list[ContainerRequest] = []
+    for path, role, container in walk(spec):
+        request, wrong = read_container(container, path, role, spoken, container.name in follows)
+        reasons += wrong
+        if request is not None:
+            found.append(request)
+    return Reading(PodRequest(tuple(found)), tuple(reasons))
+
+
+def walk(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:
+    """Go through a pod's containers in starting order, with their field paths."""
+    for index, container in enumerate(spec.init_containers or ()):
+        role = Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
+        yield f"spec.initContainers[{index}]", role, container
+    for index, container in enumerate(spec.containers or ()):
+        yield f"spec.containers[{index}]", Role.APP, container
+
+
+def followers(spec: PodSpec, listed: str, names: Names) -> tuple[frozenset[str], list[Reason]]:
+    """Read the annotation that names the containers whose memory follows their cores."""
+    wanted = [name.strip() for name in listed.split(",") if name.strip()]
+    known = [container.name for _, _, container in walk(spec)]
+    unknown = [name for name in wanted if name not in known]
+    reasons = [
+        Reason(
+            code=Code.CONTAINER_UNKNOWN,
+            field=f"metadata.annotations[{names.memory_follows_core}]",
+            value=shown(name),
+            message="the pod has no container of this name",
+            remedy=f"name containers of the pod: {shown(', '.join(known))}",
+        )
+        for name in unknown
+    ]
+    return frozenset(wanted), reasons
+
+
+def read_container(
+    container: Container,
+    path: str,
+    role: Role,
+    spoken: Sequence[Vocabulary],
+    follows: bool,  # noqa: FBT001
+) -> tuple[ContainerRequest | None, list[Reason]]:
+    """Read one container's request; no request and no reason if it asks for no GPU."""
+    limits, requests = asked_for(container)
+    where = (
+        f"{path}.resources.limits"
+        if container.resources and container.resources.limits
+        else f"{path}.resources.requests"
+    )
+    ours = {key for vocabulary in spoken for key in vocabulary.keys} & (limits.keys() | requests.keys())
+    amounts, reasons = read_amounts(path, limits, requests, ours)
+    speaking = [vocabulary for vocabulary in spoken if any(key in amounts for key in vocabulary.keys)]
+    if not speaking:
+        return None, reasons
+    if len(speaking) > 1:
+        return None, [*reasons, mixed(where, speaking, amounts)]
+    if reasons:
+        return None, reasons
+    try:
+        share = settle_memory(speaking[0].read(amounts), follows, speaking[0])
+    except Misread as wrong:
+        value = shown((limits | requests).get(wrong.key, ""))
+        return None, [
+            Reason(
+                code=wrong.code, field=f"{where}[{wrong.key}]", value=value, message=wrong.message, remedy=wrong.remedy
+            )
+        ]
+    return ContainerRequest(container.name, role, share, speaking[0].name), []
+
+
+def asked_for(container: Container) -> tuple[dict[str, str | int | float], dict[str, str | int | float]]:
+    """Give limits and requests as written; requests alone are taken for both, as the webhook makes them."""
+    resources = container.resources
+    if resources is None:
+        return {}, {}
+    return resources.limits or {}, resources.requests or {}
+
+
+def read_amounts(
+    path: str, limits: Mapping[str, str | int | float], requests: Mapping[str, str | int | float], keys: set[str]
+) -> tuple[dict[str, Quantity], list[Reason]]:
+    """Parse the amounts under these keys; zero counts as absent."""
+    amounts: dict[str, Quantity] = {}
+    reasons: list[Reason] = []
+    for key in sorted(keys):
+        parsed: list[Quantity] = []
+        for part, written in (("limits", limits), ("requests", requests)):
+            if key not in written:
+                continue
+            try:
+                parsed.append(parse(written[key]))
+            except QuantityError as wrong:
+                reasons.append(unreadable(f"{path}.resources.{part}[{key}]", written[key], str(wrong)))
+        if len(parsed) > 1 and parsed[0].nanos != parsed[1].nanos:
+            reasons.append(differing(f"{path}.resources.requests[{key}]", str(parsed[1]), str(parsed[0])))
+        if parsed and parsed[0].nanos:
+            amounts[key] = parsed[0]
+    return amounts, reasons
+
+
+def settle_memory(share: Share, follows: bool, vocabulary: Vocabulary) -> Share:  # noqa: FBT001
+    """Apply the rule that a fraction says its memory, or that it follows the cores; whole cards need neither."""
+    if share.cards or share.follows:
+        return share
+    if not follows and not share.memory_units:
+        key = vocabulary.keys[0]
+        raise Misread(
+            Code.MEMORY_MISSING,
+            key,
+            "a fraction of a GPU without memory",
+            f"add {vocabulary.keys[1]}, or name the container in the annotation memory-follows-core",
+        )
+    if follows and share.memory_units > TOKEN:
+        raise Misread(
+            Code.MEMORY_INVALID,
+            vocabulary.keys[1],
+            "memory is given, and memory-follows-core as well",
+            "leave one of the two out",
+        )
+    return Share(share.cores, follows=True) if follows else share
+
+
+def unreadable(field: str, value: str | float, message: str) -> Reason:
+    """Say that an amount is no quantity."""
+    return Reason(
+        code=Code.QUANTITY_INVALID,
+        field=field,
+        value=shown(value),
+        message=message,
+        remedy="write a number such as 50, or 8Gi",
+    )
+
+
+def differing(field: str, request: str, limit: str) -> Reason:
+    """Say that request and limit differ, which Kubernetes does not allow for such resources."""
+    return Reason(
+        code=Code.REQUEST_DIFFERS,
+        field=field,
+        value=request,
+        message=f"differs from the limit, {limit}",
+        remedy="leave requests out: they follow the limits",
+    )
+
+
+def mixed(where: str, speaking: Sequence[Vocabulary], amounts: Mapping[str, Quantity]) -> Reason:
+    """Say that a container asks in two vocabularies at once."""
+    keys = sorted(key for vocabulary in speaking for key in vocabulary.keys if key in amounts)
+    return Reason(
+        code=Code.VOCABULARIES_MIXED,
+        field=where,
+        value=", ".join(keys),
+        message="one container asks in several vocabularies",
+        remedy=f"keep those of {speaking[0].name} and remove the others",
+    )

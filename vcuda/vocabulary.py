@@ -1,0 +1,213 @@
+"""The vocabularies in which pods ask for GPUs, and what each means in Quotient's own terms.
+
+A vocabulary is the set of resource names it speaks and a function from their amounts to a share. Adding one
+is adding an entry to `vocabularies`; nothing else in Quotient knows their names.
+"""
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from vcuda import names as known
+from vcuda.decision import Code
+from vcuda.memory import DEFAULT_UNIT_MIB, mib_asked, units
+from vcuda.names import Names
+from vcuda.quantity import NANO, Quantity, QuantityError
+
+WHOLE = 100
+ANCESTOR_UNITS_MIB = {"tencent.com": 256, "nvidia.com": 1}
+
+
+class Share(Struct, frozen=True):
+    """What one container asks of its node's GPUs: cores, and memory in units or following the cores."""
+
+    cores: int
+    memory_units: int = 0
+    follows: bool = False
+
+    @property
+    def cards(self) -> int:
+        """How many whole cards it asks for; 0 for a fraction."""
+        return self.cores // WHOLE
+
+    @property
+    def memory_count(self) -> int:
+        """The amount of the memory resource: what was asked, or a token of one unit per card.
+
+        Every GPU container carries both resources, because that is how the node recognises it.
+        """
+        return self.memory_units or max(1, self.cards)
+
+
+class Misread(Exception):  # noqa: N818 - not a fault of the program
+    """An amount that its vocabulary does not allow, with the key it stands under."""
+
+    def __init__(self, code: Code, key: str, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.code, self.key, self.message, self.remedy = code, key, message, remedy
+
+
+Read = Callable[[Mapping[str, Quantity]], Share]
+
+
+class Vocabulary(Struct, frozen=True):
+    """One way of asking. `read` gets the non-zero amounts under `keys`, at least one of them."""
+
+    name: str
+    keys: tuple[str, ...]
+    read: Read
+
+
+class Dialects(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Which vocabularies a cluster accepts beside the canonical one, and how they are measured."""
+
+    vgpu_per_gpu: int = 10
+    nvidia_gpu: bool = False
+    hami: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.vgpu_per_gpu <= WHOLE:
+            raise ValueError(f"vgpuPerGpu is {self.vgpu_per_gpu}; a GPU has from 1 to {WHOLE} virtual ones")
+
+
+def vocabularies(
+    names: Names, unit_mib: int = DEFAULT_UNIT_MIB, dialects: Dialects | None = None
+) -> tuple[Vocabulary, ...]:
+    """List the vocabularies of a cluster, the canonical one first."""
+    dialects = dialects or Dialects()
+    spoken = [vcuda(names.domain, unit_mib, unit_mib)]
+    spoken += [vcuda(domain, own, unit_mib) for domain, own in ANCESTOR_UNITS_MIB.items() if domain != names.domain]
+    if not (dialects.hami and names.cards == known.NVIDIA_GPU):
+        spoken.append(Vocabulary(names.cards, (names.cards,), lambda asked: cards(names.cards, asked[names.cards])))
+    spoken += [vgpu(key, dialects.vgpu_per_gpu) for key in known.AWS_VGPU]
+    spoken.append(percent(known.NANO_PERCENT))
+    if dialects.hami:
+        spoken.append(hami(unit_mib))
+    elif dialects.nvidia_gpu and names.cards != known.NVIDIA_GPU:
+        spoken.append(whole_cards(known.NVIDIA_GPU))
+    return tuple(spoken)
+
+
+def vcuda(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabulary:
+    """`vcuda-core` and `vcuda-memory`, memory in the domain's own unit."""
+    names = Names(domain)
+
+    def read(asked: Mapping[str, Quantity]) -> Share:
+        if names.core not in asked:
+            raise Misread(
+                Code.CORE_MISSING,
+                names.memory,
+                "memory without cores",
+                f"add {names.core}: 1 to 99, or a multiple of 100",
+            )
+        cores = whole_number(names.core, asked[names.core])
+        return Share(
+            check_cores(names.core, cores), memory(names.memory, asked.get(names.memory), own_unit_mib, unit_mib)
+        )
+
+    return Vocabulary(f"{domain}/vcuda", (names.core, names.memory), read)
+
+
+def vgpu(key: str, per_gpu: int) -> Vocabulary:
+    """Read AWS's virtual GPUs: so many make one card."""
+
+    def read(asked: Mapping[str, Quantity]) -> Share:
+        count = whole_number(key, asked[key])
+        if count > per_gpu and count % per_gpu:
+            below, above = count // per_gpu * per_gpu, -(-count // per_gpu) * per_gpu
+            raise Misread(
+                Code.CORE_INVALID,
+                key,
+                f"neither a part of one GPU ({per_gpu} each) nor whole GPUs",
+                f"ask for {below} or {above}",
+            )
+        return following(max(1, count * WHOLE // per_gpu))
+
+    return Vocabulary(key, (key,), read)
+
+
+def percent(key: str) -> Vocabulary:
+    """Read nano-gpu's percentage of one GPU."""
+    return Vocabulary(key, (key,), lambda asked: following(check_cores(key, whole_number(key, asked[key]))))
+
+
+def cards(key: str, amount: Quantity) -> Share:
+    """Read cards as people write them: "0.3", or "2"."""
+    positive(key, amount)
+    hundredths, beyond = divmod(amount.nanos * WHOLE, NANO)
+    if beyond:
+        raise Misread(
+            Code.CORE_INVALID, key, "finer than a hundredth of a card", f'ask for "{max(1, hundredths) / WHOLE:.2f}"'
+        )
+    return following(check_cores(key, hundredths))
+
+
+def whole_cards(key: str) -> Vocabulary:
+    """Read NVIDIA's own resource: whole cards only."""
+    return Vocabulary(key, (key,), lambda asked: Share(whole_number(key, asked[key]) * WHOLE))
+
+
+def hami(unit_mib: int) -> Vocabulary:
+    """Read HAMi's trio: cards, MiB on each, percent of each."""
+    gpu, mem, cores = known.NVIDIA_GPU, known.HAMI_MEMORY, known.HAMI_CORES
+
+    def read(asked: Mapping[str, Quantity]) -> Share:
+        count = whole_number(gpu, asked[gpu]) if gpu in asked else 1
+        fraction = whole_number(cores, asked[cores]) if cores in asked else WHOLE
+        if fraction > WHOLE:
+            raise Misread(Code.CORE_INVALID, cores, "more than one card's cores", "ask for 1 to 100")
+        if cores not in asked and mem in asked:
+            raise Misread(Code.CORE_MISSING, mem, "a share of memory without a share of cores", f"add {cores}: 1 to 99")
+        if count > 1 and fraction < WHOLE:
+            raise Misread(
+                Code.CORE_INVALID, gpu, "a fraction of each of several cards", f"ask for one card, or leave {cores} out"
+            )
+        each = memory(mem, asked.get(mem), 1, unit_mib)
+        return Share(count * fraction, each * count, follows=fraction < WHOLE and not each)
+
+    return Vocabulary("hami", (gpu, mem, cores), read)
+
+
+def following(cores: int) -> Share:
+    """Give a share in a vocabulary that knows no memory: as much of the card's memory as of its cores."""
+    return Share(cores, follows=cores < WHOLE)
+
+
+def positive(key: str, amount: Quantity) -> None:
+    """Refuse a negative amount."""
+    if amount.nanos < 0:
+        raise Misread(Code.QUANTITY_INVALID, key, "an amount cannot be negative", "ask for a positive amount")
+
+
+def whole_number(key: str, amount: Quantity) -> int:
+    """Take an amount that only makes sense as a whole, positive number."""
+    positive(key, amount)
+    if not amount.is_whole:
+        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", f"ask for {amount.whole}")
+    return amount.whole
+
+
+def check_cores(key: str, cores: int) -> int:
+    """Hold cores to what one container can get: a part of one GPU, or whole GPUs."""
+    if cores > WHOLE and cores % WHOLE:
+        below, above = cores // WHOLE * WHOLE, -(-cores // WHOLE) * WHOLE
+        message = "neither a part of one GPU (1 to 99) nor whole GPUs (multiples of 100)"
+        if key.endswith("/gpu"):
+            raise Misread(Code.CORE_INVALID, key, message, f'ask for "{below // WHOLE}" or "{above // WHOLE}"')
+        raise Misread(Code.CORE_INVALID, key, message, f"ask for {below} or {above}")
+    return cores
+
+
+def memory(key: str, amount: Quantity | None, own_unit_mib: int, unit_mib: int) -> int:
+    """Convert a memory amount of a vocabulary into canonical units; absent is 0."""
+    if amount is None:
+        return 0
+    try:
+        return units(mib_asked(amount, own_unit_mib), unit_mib)
+    except QuantityError as wrong:
+        raise Misread(
+            Code.MEMORY_INVALID,
+            key,
+            str(wrong),
+            f"ask for a whole number of {own_unit_mib} MiB units, or for bytes such as 8Gi",
+        ) from None
