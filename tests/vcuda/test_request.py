@@ -95,7 +95,7 @@ def test_memory_and_following_contradict_each_other() -> None:
 
 def test_a_follower_that_is_not_in_the_pod_is_refused() -> None:
     """Probably a typing error, and the memory would be missing."""
-    reading = read(asking("main", core=100), annotations={NAMES.memory_follows_core: "mian"})
+    reading = read(asking("main", core=100), annotations={NAMES.memory_follows_core: "mainn"})
     assert [reason.code for reason in reading.reasons] == [Code.CONTAINER_UNKNOWN]
     assert "main" in reading.reasons[0].remedy
 

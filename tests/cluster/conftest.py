@@ -1,0 +1,61 @@
+"""The two tenants of the cluster interface, for the conformance suite."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cluster.admission import Hook
+from cluster.api import connect
+from cluster.interface import Cluster
+from cluster.memory import MemoryCluster
+from cluster.objects import NAMESPACES
+from cluster.store import Store
+from tests.cluster.hooks import RealHooks
+from tests.cluster.real import RealCluster
+
+TENANTS = [
+    pytest.param("memory", id="memory"),
+    pytest.param("kubernetes", marks=pytest.mark.kubernetes, id="kubernetes"),
+]
+NUMBERS = itertools.count(1)
+
+
+class Tenant:
+    """A cluster under test, and what the suite must know to test it."""
+
+    def __init__(self, cluster: Cluster, old_version: Callable[[], str], hooks: Callable[[Hook], None]) -> None:
+        self.cluster, self.old_version, self.add_hook = cluster, old_version, hooks
+
+
+@pytest.fixture(params=TENANTS)
+def tenant(request: pytest.FixtureRequest) -> Iterator[Tenant]:
+    if request.param == "memory":
+        memory = MemoryCluster(Store(history=500))
+        yield Tenant(memory, lambda: forgotten_version(memory), memory.hooks.append)
+        return
+    real: RealCluster = request.getfixturevalue("control_plane")
+    with RealHooks(real) as hooks:
+        yield Tenant(connect(str(real.kubeconfig)), lambda: "1", hooks.add)
+
+
+@pytest.fixture
+def cluster(tenant: Tenant) -> Cluster:
+    return tenant.cluster
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own."""
+    name = f"test-{next(NUMBERS)}"
+    cluster.create(NAMESPACES, {"metadata": {"name": name}})
+    yield name
+    cluster.delete(NAMESPACES, name)
+
+
+def forgotten_version(memory: MemoryCluster) -> str:
+    """Write until the history has forgotten where we are."""
+    version = memory.list(NAMESPACES).resource_version
+    for number in range(600):
+        memory.patch(NAMESPACES, "default", "", {"metadata": {"annotations": {"n": str(number)}}})
+    return version

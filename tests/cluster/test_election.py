@@ -1,0 +1,182 @@
+"""Leader election: never two at once by their own clocks, and soon another when one is gone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster.election import Elector, Terms
+from cluster.interface import Cluster
+from cluster.memory import MemoryCluster
+from cluster.objects import LEASES
+from tests.waiting import eventually
+from vcuda.decision import Unavailable
+
+BRISK = Terms(lease_s=1.5, renew_s=1.0, retry_s=0.1)
+TERMS = Terms()
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Cuttable(MemoryCluster):
+    """A cluster that can be out of reach for one of its users only."""
+
+    def __init__(self, other: MemoryCluster) -> None:
+        self._other, self.cut = other, False
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__")
+        if name in ("get", "create", "update"):
+            if own["cut"]:
+                raise Unavailable("out of reach")
+            return getattr(own["_other"], name)
+        return object.__getattribute__(self, name)
+
+
+def elector(cluster: Cluster, identity: str, clock: Callable[[], float], told: list[str] | None = None) -> Elector:
+    """Make an elector that a test drives step by step."""
+    heard = told if told is not None else []
+    return Elector(
+        cluster,
+        "leader",
+        "default",
+        identity,
+        terms=TERMS,
+        clock=clock,
+        on_start=lambda: heard.append(f"{identity} leads"),
+        on_stop=lambda: heard.append(f"{identity} stops"),
+    )
+
+
+def test_the_first_leads_and_the_others_wait() -> None:
+    """Whoever creates the lease has it."""
+    memory, clock = MemoryCluster(), Clock()
+    told: list[str] = []
+    a, b = elector(memory, "a", clock, told), elector(memory, "b", clock, told)
+    a.step()
+    b.step()
+    assert (a.leading, b.leading) == (True, False)
+    assert told == ["a leads"]
+    spec = memory.get(LEASES, "leader", "default").spec
+    assert (spec.holder_identity, spec.lease_duration_seconds, spec.lease_transitions) == ("a", 15, 0)
+
+
+def test_a_leader_that_renews_stays() -> None:
+    """However long the others wait."""
+    memory, clock = MemoryCluster(), Clock()
+    a, b = elector(memory, "a", clock), elector(memory, "b", clock)
+    for _ in range(50):
+        a.step()
+        b.step()
+        clock.now += 2
+        assert (a.leading, b.leading) == (True, False)
+
+
+def test_a_leader_that_cannot_renew_stops_before_another_starts() -> None:
+    """Between 10 s and 15 s after its last renewal nobody leads."""
+    memory, clock = MemoryCluster(), Clock()
+    reach = Cuttable(memory)
+    told: list[str] = []
+    a, b = elector(reach, "a", clock, told), elector(memory, "b", clock, told)
+    a.step()
+    b.step()
+    reach.cut = True
+    for _ in range(12):
+        clock.now += 2
+        a.step()
+        b.step()
+        assert not (a.leading and b.leading)
+    assert told == ["a leads", "a stops", "b leads"]
+    assert memory.get(LEASES, "leader", "default").spec.lease_transitions == 1
+
+
+def test_a_paused_leader_knows_by_the_clock_alone() -> None:
+    """Stopped and continued, it does not believe itself leader even before its first step."""
+    memory, clock = MemoryCluster(), Clock()
+    a, b = elector(memory, "a", clock), elector(memory, "b", clock)
+    a.step()
+    b.step()
+    clock.now += 16
+    b.step()
+    assert (a.leading, b.leading) == (False, True)
+    a.step()
+    assert (a.leading, b.leading) == (False, True)
+
+
+def test_the_clocks_of_others_do_not_matter() -> None:
+    """Times written in the lease are for people: a holder whose clock is years off is left in peace."""
+    memory, clock = MemoryCluster(), Clock()
+    a, b = elector(memory, "a", clock), elector(memory, "b", clock)
+    a.step()
+    memory.patch(LEASES, "leader", "default", {"spec": {"renewTime": "2001-01-01T00:00:00.000000Z"}})
+    b.step()
+    clock.now += 14
+    b.step()
+    assert not b.leading
+    clock.now += 2
+    b.step()
+    assert b.leading
+
+
+def test_of_two_that_reach_for_a_free_lease_one_gets_it() -> None:
+    """Both saw it free; compare-and-swap decides."""
+    memory, clock = MemoryCluster(), Clock()
+    first = elector(memory, "gone", clock)
+    first.step()
+    a, b = elector(memory, "a", clock), elector(memory, "b", clock)
+    a.step()
+    b.step()
+    clock.now += 16
+    a.step()
+    b.step()
+    assert [a.leading, b.leading] == [True, False]
+
+
+@pytest.mark.parametrize("terms", [(10, 10, 2), (15, 2, 2), (15, 10, 0), (5, 10, 2)])
+def test_terms_that_could_give_two_leaders_are_refused(terms: tuple[float, float, float]) -> None:
+    """Lease longer than renewal, renewal longer than retry."""
+    with pytest.raises(ValueError, match="lease > renew > retry"):
+        Terms(*terms)
+
+
+def test_a_leader_that_ends_hands_over_at_once(cluster: Cluster, namespace: str) -> None:
+    """It releases the lease, so nobody waits for it to run out. With real threads and real time."""
+    told: list[str] = []
+    electors = [
+        Elector(
+            cluster,
+            "leader",
+            namespace,
+            identity,
+            terms=BRISK,
+            on_start=lambda who=identity: told.append(f"{who} leads"),  # type: ignore[misc]
+            on_stop=lambda who=identity: told.append(f"{who} stops"),  # type: ignore[misc]
+        )
+        for identity in ("a", "b")
+    ]
+    for each in electors:
+        each.start()
+    eventually(lambda: any(each.leading for each in electors), "a leader")
+    leader = next(each for each in electors if each.leading)
+    other = next(each for each in electors if each is not leader)
+    assert not other.leading
+    leader.stop()
+    assert cluster.get(LEASES, "leader", namespace).spec.holder_identity in (None, "", other.identity)
+    eventually(lambda: other.leading, "the other to lead")
+    other.stop()
+    assert told == [
+        f"{leader.identity} leads",
+        f"{leader.identity} stops",
+        f"{other.identity} leads",
+        f"{other.identity} stops",
+    ]
+    assert not leader.alive
+    assert not other.alive

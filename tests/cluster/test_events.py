@@ -1,0 +1,58 @@
+"""Events: one object for each thing that happened, repeats as a count."""
+
+from cluster.events import WARNING, Recorder
+from cluster.interface import Cluster
+from cluster.memory import MemoryCluster
+from cluster.objects import EVENTS, PODS, Event, ObjectReference, Pod
+from tests.cluster.objects import pod
+
+
+def about(made: Pod) -> ObjectReference:
+    return ObjectReference("v1", "Pod", made.metadata.namespace, made.metadata.name, made.metadata.uid)
+
+
+def events(cluster: Cluster, made: Pod) -> list[Event]:
+    found = cluster.list(EVENTS, made.metadata.namespace).items
+    return [
+        event for event in found if event.involved_object.uid == made.metadata.uid and event.source.component == "test"
+    ]
+
+
+def test_an_event_tells_what_happened_to_whom(cluster: Cluster, namespace: str) -> None:
+    """As `kubectl describe pod` shows it."""
+    made = cluster.create(PODS, pod(namespace, "p"))
+    Recorder(cluster, "test").record(about(made), "QuotaExceeded", "short by 50 cores", type_=WARNING)
+    event = events(cluster, made)[0]
+    assert (event.type, event.reason, event.message, event.count) == (WARNING, "QuotaExceeded", "short by 50 cores", 1)
+    assert event.involved_object.name == "p"
+
+
+def test_repeats_are_counted_not_piled_up(cluster: Cluster, namespace: str) -> None:
+    """Also when the event has been swept away meanwhile, and when another process wrote it first."""
+    made = cluster.create(PODS, pod(namespace, "p"))
+    recorder = Recorder(cluster, "test")
+    for _ in range(3):
+        recorder.record(about(made), "Waiting", "no room")
+    assert [event.count for event in events(cluster, made)] == [3]
+    cluster.delete(EVENTS, events(cluster, made)[0].metadata.name, namespace)
+    recorder.record(about(made), "Waiting", "no room")
+    assert [event.count for event in events(cluster, made)] == [4]
+    Recorder(cluster, "test").record(about(made), "Waiting", "no room")
+    assert len(events(cluster, made)) == 1
+    assert recorder.failures == 0
+
+
+def test_different_words_are_different_events(cluster: Cluster, namespace: str) -> None:
+    """The numbers in a message matter."""
+    made = cluster.create(PODS, pod(namespace, "p"))
+    recorder = Recorder(cluster, "test")
+    for short in (50, 30):
+        recorder.record(about(made), "QuotaExceeded", f"short by {short} cores")
+    assert len(events(cluster, made)) == 2
+
+
+def test_an_event_that_cannot_be_written_is_counted_and_harms_nobody() -> None:
+    """Its namespace may be gone."""
+    recorder = Recorder(MemoryCluster(), "test")
+    recorder.record(ObjectReference("v1", "Pod", "gone", "p", "uid"), "Late", "x" * 5000)
+    assert recorder.failures == 1

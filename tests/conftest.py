@@ -1,0 +1,87 @@
+"""Fixtures that all rooms share: a real Kubernetes, and what to do where there can be none."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.cluster.keeper import ROOT
+from tests.cluster.real import RealCluster
+
+# Deadlines measure the machine, not the code. One thorough profile for the full-size runs.
+settings.register_profile("quotient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("quotient"), max_examples=20_000)
+settings.load_profile("quotient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--results", type=Path, help="write outcome and duration of each test here, with commit and seed")
+
+
+def why_no_cluster() -> str:
+    """Say why no real cluster can be started here; empty if one can."""
+    if sys.platform != "linux":
+        return f"needs Linux, and this is {sys.platform}"
+    return "" if os.geteuid() == 0 else "needs root, for namespaces, mounts and cgroups"
+
+
+@pytest.fixture(scope="session")
+def real_cluster_possible() -> None:
+    """Skip, visibly, where there can be no real cluster; in CI that is a failure, or nobody would notice."""
+    if why := why_no_cluster():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"in CI a real Kubernetes must run, but it {why}", pytrace=False)
+        pytest.skip(f"a real Kubernetes {why}")
+
+
+@pytest.fixture(scope="session")
+def control_plane(real_cluster_possible: None) -> Iterator[RealCluster]:
+    """A real API server with its controllers and scheduler, and no node."""
+    cluster = RealCluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def node_cluster(real_cluster_possible: None) -> Iterator[RealCluster]:
+    """A real cluster that runs pods: with containerd and a kubelet."""
+    cluster = RealCluster.start(node=True)
+    yield cluster
+    cluster.stop()
+
+
+class Results:
+    """Collects outcomes for `--results`."""
+
+    def __init__(self, target: Path, seed: object) -> None:
+        self._target, self._seed, self._began = target, seed, time.time()
+        self._tests: dict[str, dict[str, object]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            figures = {key: value for key, value in report.user_properties if isinstance(value, (int, float, str))}
+            self._tests[report.nodeid] = {"outcome": report.outcome, "seconds": round(report.duration, 2), **figures}
+
+    def pytest_sessionfinish(self) -> None:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        summary = {
+            "commit": told.stdout.strip(),
+            "seed": self._seed,
+            "date": time.strftime("%Y-%m-%d", time.gmtime(self._began)),
+            "tests": dict(sorted(self._tests.items())),
+        }
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._target.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if target := config.getoption("--results"):
+        config.pluginmanager.register(Results(target, config.getoption("randomly_seed", None)))
