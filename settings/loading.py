@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -81,10 +81,28 @@ def decode(values: dict[str, Any], sources: Mapping[str, str], file: Path | None
         if unknown := UNKNOWN.search(message):
             path = f"{path}.{unknown['field']}" if path else unknown["field"]
             message = f"there is no such field{suggestion(path)}"
+        if choices := choices_of(path):
+            message = f"write one of {', '.join(choices)}"
         source = sources.get(path) or (str(file) if file else "configuration")
         shown = lookup(values, path)
         value = f"{shown!r}: " if path and not isinstance(shown, dict) else ""
         raise ConfigurationError(f"{source}: {path or 'configuration'}: {value}{message}") from None
+
+
+def choices_of(path: str) -> list[str]:
+    """List the words that a value can be, if it is one of a few."""
+    struct: Any = Configuration
+    for step in path.split("."):
+        fields = (
+            {field.encode_name: field.type for field in msgspec.structs.fields(struct)} if is_struct(struct) else {}
+        )
+        struct = fields.get(step)
+    return sorted(get_args(struct)) if get_origin(struct) is Literal else []
+
+
+def is_struct(kind: Any) -> bool:  # noqa: ANN401
+    """Tell a section from a value."""
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def suggestion(path: str) -> str:
@@ -98,7 +116,7 @@ def leaves(struct: type[Struct], prefix: str = "") -> list[str]:
     paths: list[str] = []
     for field in msgspec.structs.fields(struct):
         path = f"{prefix}{field.encode_name}"
-        if isinstance(field.type, type) and issubclass(field.type, Struct):
+        if is_struct(field.type):
             paths += leaves(field.type, path + ".")
         elif path not in ("apiVersion", "kind"):
             paths.append(path)

@@ -40,20 +40,42 @@ def real_cluster_possible() -> None:
         pytest.skip(f"a real Kubernetes {why}")
 
 
+class SharedClusters:
+    """The clusters that tests share: started when first asked for, or asked for again after an end."""
+
+    def __init__(self) -> None:
+        self._running: dict[bool, RealCluster] = {}
+
+    def get(self, *, node: bool) -> RealCluster:
+        """Give the cluster with or without a node."""
+        if node not in self._running:
+            self._running[node] = RealCluster.start(node=node)
+        return self._running[node]
+
+    def stop(self) -> None:
+        """End those that run."""
+        while self._running:
+            self._running.popitem()[1].stop()
+
+
 @pytest.fixture(scope="session")
-def control_plane(real_cluster_possible: None) -> Iterator[RealCluster]:
+def shared_clusters() -> Iterator[SharedClusters]:
+    """Keeps the shared clusters until the end of the test run."""
+    clusters = SharedClusters()
+    yield clusters
+    clusters.stop()
+
+
+@pytest.fixture
+def control_plane(real_cluster_possible: None, shared_clusters: SharedClusters) -> RealCluster:
     """A real API server with its controllers and scheduler, and no node."""
-    cluster = RealCluster.start()
-    yield cluster
-    cluster.stop()
+    return shared_clusters.get(node=False)
 
 
-@pytest.fixture(scope="session")
-def node_cluster(real_cluster_possible: None) -> Iterator[RealCluster]:
+@pytest.fixture
+def node_cluster(real_cluster_possible: None, shared_clusters: SharedClusters) -> RealCluster:
     """A real cluster that runs pods: with containerd and a kubelet."""
-    cluster = RealCluster.start(node=True)
-    yield cluster
-    cluster.stop()
+    return shared_clusters.get(node=True)
 
 
 class Results:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PAUSE = "quotient.test/pause:1"
 BUSYBOX = "quotient.test/busybox:1"
-APPLETS = ("sh", "sleep", "cat", "echo", "env", "ls", "true", "false", "wget", "id", "test", "mount", "ip")
+APPLETS = ("sh", "sleep", "cat", "echo", "env", "ls", "true", "false", "wget", "id", "test", "mount", "ip", "nc")
 
 
 def archive(busybox: Path, target: Path) -> None:

@@ -159,10 +159,15 @@ class RealCluster:
         self._lifelines.clear()
         if self._keeper is not None:
             self._keeper.terminate()
+            self.wait_keeper()
+        sweep(self.layout.state)
+
+    def wait_keeper(self) -> None:
+        """Wait until the keeper has ended, and forget it."""
+        if self._keeper is not None:
             self._keeper.wait(30)
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()
-        sweep(self.layout.state)
 
     def kept(self) -> dict[str, Any]:
         """Read what the keeper wrote of itself."""

@@ -44,7 +44,7 @@ def check(real: RealCluster, written: list[str]) -> None:
     for text, answered in zip(written, as_the_server_writes(real, written), strict=True):
         ours = parse(text)
         assert parse(answered).nanos == ours.nanos, (text, answered)
-        # The server gives some texts back as they were typed, such as "1E3", "+5" or "1.n"; what it rewrites is canonical.
+        # Some texts come back as they were typed, such as "1E3", "+5" or "1.n"; what is rewritten is canonical.
         assert answered in (text, canonical(ours)), text
 
 

@@ -1,0 +1,171 @@
+"""The real cluster itself: it runs pods, and leaves nothing behind however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import traces
+from tests.cluster.images import BUSYBOX
+from tests.cluster.keeper import ROOT, parent_of
+from tests.cluster.pods import run_to_end
+from tests.cluster.real import RealCluster, sweep
+from tests.conftest import SharedClusters
+from tests.waiting import eventually
+
+GONE_S = 30.0
+
+
+class Machine:
+    """The machine before a test; `is_clean` compares it with now."""
+
+    def __init__(self) -> None:
+        self._others = traces.sessions()
+        self._before = traces.look(self._others)
+
+    def left(self) -> dict[str, list[str]]:
+        return traces.look(self._others).beyond(self._before)
+
+    def is_clean(self) -> bool:
+        return not self.left()
+
+    def assert_clean(self) -> None:
+        """Nothing is left: at once, or as soon as the kernel has buried the last process."""
+        try:
+            eventually(self.is_clean, "the machine to be as before", GONE_S)
+        except AssertionError:
+            assert self.left() == {}
+
+
+@pytest.fixture
+def machine(real_cluster_possible: None, shared_clusters: SharedClusters) -> Machine:
+    """The machine, with no other cluster of this test run on it: those change all the time."""
+    shared_clusters.stop()
+    return Machine()
+
+
+def start_sleeper(cluster: RealCluster) -> None:
+    """Run a pod that goes on, so that there are containers, cgroups, mounts and links to leave behind."""
+    cluster.kubectl("run", "sleeper", f"--image={BUSYBOX}", "--restart=Never", "--command", "--", "sleep", "600")
+    running = "--output=jsonpath={.status.phase}"
+    eventually(lambda: cluster.kubectl("get", "pod", "sleeper", running) == "Running", "the sleeper to run", 60)
+
+
+@pytest.mark.node
+def test_a_pod_runs_and_its_log_can_be_read(node_cluster: RealCluster) -> None:
+    """The whole way: API server, scheduler, kubelet, containerd, network, and back."""
+    assert run_to_end(node_cluster, "hello", "echo hello; ip addr show eth0").startswith("hello")
+
+
+@pytest.mark.node
+def test_a_pod_reaches_the_api_server_and_nothing_outside(node_cluster: RealCluster) -> None:
+    """By the node's address; there is no way out of the cluster's own network."""
+    script = "nc -w 3 10.88.0.1 6443 </dev/null && echo reached; ip route; nc -w 3 1.1.1.1 80 </dev/null || echo closed"
+    log = run_to_end(node_cluster, "asker", script)
+    assert "reached" in log
+    assert "closed" in log
+
+
+@pytest.mark.node
+def test_every_program_killed_leaves_nothing_behind(machine: Machine) -> None:
+    """Kill -9 of each, one after another, and of a container's shim; then an orderly end."""
+    cluster = RealCluster.start(node=True)
+    start_sleeper(cluster)
+    shim = next(pid for pid, _, command in traces.walk() if "containerd-shim" in command)
+    os.kill(shim, signal.SIGKILL)
+    for name in ("kubelet", "containerd", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
+        cluster.kill(name)
+    assert cluster.running() == {}
+    cluster.stop()
+    machine.assert_clean()
+
+
+@pytest.mark.node
+def test_a_killed_keeper_leaves_nothing_behind(machine: Machine) -> None:
+    """The cluster's first process cleans up after it."""
+    cluster = RealCluster.start(node=True)
+    start_sleeper(cluster)
+    os.kill(cluster.kept()["keeper"], signal.SIGKILL)
+    cluster.wait_keeper()
+    machine.assert_clean()
+
+
+@pytest.mark.node
+def test_keeper_and_first_process_killed_together_are_swept_up_after(machine: Machine) -> None:
+    """Nobody is left to clean up: `cluster-down`, or the next start, does."""
+    cluster = RealCluster.start(node=True)
+    start_sleeper(cluster)
+    kept = cluster.kept()
+    for process in ("keeper", "init"):
+        os.kill(kept[process], signal.SIGKILL)
+    cluster.wait_keeper()
+    sweep(cluster.layout.state)
+    machine.assert_clean()
+
+
+@pytest.mark.kubernetes
+def test_a_killed_first_process_leaves_nothing_behind(machine: Machine) -> None:
+    """The kernel ends the rest, and the keeper removes what outlives processes."""
+    cluster = RealCluster.start()
+    os.kill(cluster.kept()["init"], signal.SIGKILL)
+    cluster.wait_keeper()
+    machine.assert_clean()
+
+
+@pytest.mark.kubernetes
+def test_a_killed_wrapper_leaves_nothing_behind(machine: Machine) -> None:
+    """The process that made the namespaces is a part like any other."""
+    cluster = RealCluster.start()
+    os.kill(parent_of(Path(f"/proc/{cluster.kept()['init']}")), signal.SIGKILL)
+    cluster.wait_keeper()
+    machine.assert_clean()
+
+
+@pytest.mark.kubernetes
+def test_a_killed_test_run_leaves_nothing_behind(machine: Machine) -> None:
+    """Whoever started the cluster is gone: its keeper notices."""
+    start = "from tests.cluster.real import RealCluster; RealCluster.start(); print(1, flush=True)"
+    script = f"import time; {start}; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"1\n"
+        assert not machine.is_clean(), "a cluster runs, and it can be seen"
+        starter.kill()
+    machine.assert_clean()
+
+
+@pytest.mark.node
+def test_two_clusters_run_at_once(node_cluster: RealCluster) -> None:
+    """As two checkouts would: same addresses inside, different ones outside."""
+    other = RealCluster.start(node=True)
+    try:
+        assert node_cluster.kept()["port"] != other.kept()["port"]
+        for cluster in (node_cluster, other):
+            assert run_to_end(cluster, "twin", "echo $(cat /etc/hostname)").strip() == "twin"
+    finally:
+        other.stop()
+
+
+@pytest.mark.node
+def test_the_commands_for_people(machine: Machine, tmp_path: Path) -> None:
+    """Up, up again (refused, and the first goes on), down, down again (nothing to do)."""
+    state = tmp_path / "cluster"
+
+    def command(word: str) -> "subprocess.CompletedProcess[str]":
+        made = [sys.executable, "-m", "tests.cluster", word, str(state)]
+        return subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    started = command("up")
+    assert started.returncode == 0, started.stderr
+    assert "hello from a pod" in started.stderr
+    assert (state / "kubeconfig").exists()
+    again = command("up")
+    assert again.returncode == 1
+    assert "a cluster runs already" in again.stderr
+    assert command("down").returncode == 0
+    assert not state.exists()
+    assert "no cluster ran" in command("down").stderr
+    machine.assert_clean()

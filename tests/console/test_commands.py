@@ -1,0 +1,131 @@
+"""The command line, as a newcomer meets it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from console.main import main
+from tests.waiting import eventually
+from vcuda.decision import Code
+
+
+@pytest.fixture(autouse=True)
+def own_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands configure logging for their process; here they share one."""
+    monkeypatch.setattr("console.main.configure_logs", lambda *_: None)
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, env={"COLUMNS": "200", **(env or {})})
+
+
+def test_help_names_every_command_and_where_to_begin() -> None:
+    """Components that do not exist yet are absent."""
+    done = run("--help")
+    assert done.exit_code == 0
+    assert "quotient local" in done.output
+    assert sorted(main.commands) == ["config", "local"]
+    for command in main.commands.values():
+        assert command.help, f"{command.name} has no help"
+
+
+def test_version_is_the_packages() -> None:
+    """As pip shows it."""
+    assert run("--version").output == "quotient, version 0.1.0\n"
+
+
+def test_config_shows_values_and_where_they_come_from() -> None:
+    """For people and for programs."""
+    table = run("config", env={"QUOTIENT_LOG_LEVEL": "debug"})
+    assert any({"log.level", "debug", "QUOTIENT_LOG_LEVEL"} <= set(line.split()) for line in table.output.splitlines())
+    values = json.loads(run("--set", "memoryUnitMiB=1", "config", "-o", "json").output)
+    assert values["memoryUnitMiB"] == 1
+    assert values["apiVersion"] == "quotient.dev/v1"
+
+
+@pytest.mark.parametrize("arguments", [("--config", "/none.yaml", "config"), ("--set", "x", "config"), ("nonsense",)])
+def test_bad_usage_exits_with_2_and_one_message(arguments: tuple[str, ...]) -> None:
+    """No traceback."""
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert "Error: " in done.output
+    assert "Traceback" not in done.output
+
+
+def test_local_shows_samples_in_every_way_of_asking() -> None:
+    """And says what is wrong with the wrong ones."""
+    done = run("local", "--once")
+    assert done.exit_code == 0, done.output
+    for word in ("A100-SXM4-40GB", "half-a-card", "tencent.com/vcuda", "k8s.amazonaws.com/vgpu", "7680 MiB"):
+        assert word in done.output
+    wrong = " ".join(done.output.split())
+    assert "wrong one-and-a-half: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '150'" in wrong
+    assert "ask for 100 or 200" in wrong
+
+
+def test_local_speaks_the_configured_domain() -> None:
+    """Samples, nodes and vocabularies alike."""
+    done = run("--set", "domain=gpu.example.org", "local", "--once")
+    assert "gpu.example.org/vcuda" in done.output
+    assert "inspur.com" not in done.output
+
+
+def manifest(name: str, **limits: object) -> str:
+    """Write a pod that asks for this."""
+    container = {"name": "c", "image": "i", "resources": {"limits": limits}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
+    return json.dumps(pod)
+
+
+def test_local_takes_manifests_and_says_what_it_passes_over(tmp_path: Path) -> None:
+    """Bad files are named and the good ones shown all the same."""
+    good, bad, other = tmp_path / "good.yaml", tmp_path / "bad.yaml", tmp_path / "other.yaml"
+    good.write_text(manifest("mine", **{"nano-gpu/gpu-percent": 20}))
+    bad.write_text("a: {")
+    other.write_text("kind: Deployment\n---\n- 1\n---\n" + manifest("Not_A_Name"))
+    done = run("local", "--once", *map(str, (good, bad, other)))
+    assert done.exit_code == 0, done.output
+    assert "mine" in done.output
+    assert "bad.yaml: line 1" in done.output
+    assert "other.yaml: Deployment is passed over" in done.output
+    assert "not a DNS name" in done.output
+
+
+def test_local_runs_until_it_is_ended_and_follows_its_files(tmp_path: Path) -> None:
+    """A real process: it shows a file again when it changes, and ends cleanly on SIGTERM."""
+    file, log = tmp_path / "pod.yaml", tmp_path / "log"
+    file.write_text(manifest("p", **{"inspur.com/vcuda-core": 150}))
+    command = [sys.executable, "-m", "console.main", "local", str(file)]
+    with log.open("wb") as output:
+        running = subprocess.Popen(command, stdout=output, env=os.environ | {"COLUMNS": "200", "PYTHONUNBUFFERED": "1"})
+    try:
+        eventually(lambda: "Running until Ctrl-C" in log.read_text(), "the first picture")
+        assert "ask for 100 or 200" in log.read_text()
+        file.write_text(manifest("p", **{"inspur.com/vcuda-core": 200}))
+        os.utime(file, (1, 1))
+        eventually(lambda: "all of 2 cards" in log.read_text(), "the second picture")
+        running.terminate()
+        assert running.wait(20) == 0
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_codes_are_stable() -> None:
+    """Programs match on them."""
+    assert {code.value for code in Code} == {
+        "QuantityInvalid",
+        "CoreInvalid",
+        "MemoryInvalid",
+        "MemoryMissing",
+        "CoreMissing",
+        "RequestDiffersFromLimit",
+        "VocabulariesMixed",
+        "ContainerUnknown",
+        "QuotaExceeded",
+    }
