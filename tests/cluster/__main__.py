@@ -63,6 +63,7 @@ def keeper_pid(state: Path) -> int:
 
 if __name__ == "__main__":
     try:
-        {"up": up, "down": down}[sys.argv[1]](Path(*sys.argv[2:3] or [ROOT / ".cluster"]).resolve())
+        folder = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / ".cluster"
+        {"up": up, "down": down}[sys.argv[1]](folder.resolve())
     except (ClusterError, BuildError) as wrong:
         sys.exit(f"error: {wrong}")
