@@ -49,10 +49,10 @@ def test_flags_go_over_environment_and_environment_over_the_file(tmp_path: Path)
 
 
 WRONG_FILES = {
-    "an unknown field": (HEAD + "domian: x.org\n", "domian: 'x.org': there is no such field; did you mean domain?"),
+    "an unknown field": (HEAD + "domane: x.org\n", "domane: 'x.org': there is no such field; did you mean domain?"),
     "an unknown field deep down": (
-        HEAD + "log: {levle: info}\n",
-        "log.levle: 'info': there is no such field; did you mean log.level?",
+        HEAD + "log: {levvel: info}\n",
+        "log.levvel: 'info': there is no such field; did you mean log.level?",
     ),
     "a wrong type": (HEAD + "memoryUnitMiB: many\n", "memoryUnitMiB: 'many': Expected `int`, got `str`"),
     "a number that is not whole": (HEAD + "memoryUnitMiB: 1.5\n", "memoryUnitMiB: 1.5: Expected `int`, got `float`"),
