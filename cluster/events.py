@@ -53,7 +53,7 @@ class Recorder:
             self._write(event)
         except (ApiError, Unavailable) as broken:
             self.failures += 1
-            self._log.warning("event_not_written", event=reason, cause=str(broken))
+            self._log.warning("event_not_written", reason=reason, cause=str(broken))
 
     def _write(self, event: Event) -> None:
         name, namespace = event.metadata.name, event.metadata.namespace
