@@ -16,7 +16,7 @@ from kubernetes import config
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.rest import RESTClientObject
 
-from cluster.errors import api_error
+from cluster.errors import Expired, api_error
 from cluster.interface import EVERYTHING, Change, ChangeType, Listing, Selector, check_update
 from cluster.objects import NAMESPACES, PODS, Kind, Object
 from vcuda.decision import Unavailable
@@ -99,16 +99,21 @@ class ApiCluster:
         return self._decode(kind, self._call("GET", path(kind, namespace, name)))
 
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
-        """Read all objects of a kind, page by page at one version."""
+        """Read all objects of a kind, page by page at one version; at once if that version expires meanwhile."""
+        try:
+            return self._list(kind, namespace, selector, PAGE)
+        except Expired:
+            return self._list(kind, namespace, selector, 0)
+
+    def _list(self, kind: Kind[T], namespace: str, selector: Selector, limit: int) -> Listing[T]:
         items: list[T] = []
-        token = ""
+        query = selecting(selector) | ({"limit": str(limit)} if limit else {})
         while True:
-            query = {**selecting(selector), "limit": str(PAGE)} | ({"continue": token} if token else {})
             page = PAGES.decode(self._call("GET", path(kind, namespace), query))
             items += [self._decode(kind, raw) for raw in page.items or ()]
-            token = page.metadata.continue_
-            if not token:
+            if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
+            query["continue"] = page.metadata.continue_
 
     def watch(
         self,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,9 +36,14 @@ def why_no_cluster() -> str:
 def real_cluster_possible() -> None:
     """Skip, visibly, where there can be no real cluster; in CI that is a failure, or nobody would notice."""
     if why := why_no_cluster():
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"in CI a real Kubernetes must run, but it {why}", pytrace=False)
-        pytest.skip(f"a real Kubernetes {why}")
+        do_without(why, in_ci=os.environ.get("CI") == "true")
+
+
+def do_without(why: str, *, in_ci: bool) -> NoReturn:
+    """Skip or fail a test that cannot have its cluster."""
+    if in_ci:
+        pytest.fail(f"in CI a real Kubernetes must run, but it {why}", pytrace=False)
+    pytest.skip(f"a real Kubernetes {why}")
 
 
 class SharedClusters:

@@ -6,6 +6,7 @@ python -m tests.cluster down    end it and leave nothing behind
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ END_S = 30.0
 def up(state: Path) -> None:
     """Start the cluster and prove it with a pod."""
     if keeper_pid(state):
-        raise ClusterError(f"a cluster runs already: KUBECONFIG={state}/kubeconfig; end it with `make cluster-down`")
+        raise ClusterError(f"a cluster runs already: {state}/kubeconfig; end it with `make cluster-down`")
     sweep(state)
     say("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd and a kubelet")
     began = time.monotonic()
@@ -34,7 +35,7 @@ def up(state: Path) -> None:
         cluster.stop()
         raise
     say(f"the pod said {log.strip()!r} after {time.monotonic() - began:.0f} s")
-    say(f"use it with: export KUBECONFIG={state}/kubeconfig; kubectl is {cluster.layout.kubernetes}/kubectl")
+    say(f"use it with: export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}; kubectl is {cluster.layout.kubernetes}/kubectl")
 
 
 def down(state: Path) -> None:

@@ -13,7 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class Inside:
         self._mount()
         self._network()
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self._order["control"])
+        with short_path(Path(self._order["control"])) as control:
+            listener.bind(control)
         listener.listen()
         wake, woken = socket.socketpair()
         for end in (wake, woken):
@@ -158,6 +160,16 @@ class Inside:
                 os.wait()
         except (ProcessLookupError, ChildProcessError):
             return
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Give a short name for a socket: its address has 107 characters at the most, a checkout's path may have more."""
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def mount(*arguments: str, pass_fd: int = -1) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from tests.cluster import binaries, cgroups, debian, images, layout
+from tests.cluster.inside import short_path
 from tests.cluster.keeper import ROOT, start_forward
 from tests.cluster.layout import Layout
 
@@ -33,35 +34,20 @@ class ClusterError(Exception):
 class RealCluster:
     """One running cluster. With `node`, it has a kubelet and can run pods."""
 
-    def __init__(self, place: Layout, *, keeper: "subprocess.Popen[bytes] | None" = None) -> None:
-        self.layout, self._keeper = place, keeper
+    def __init__(self, place: Layout) -> None:
+        self.layout = place
+        self._keeper: subprocess.Popen[bytes] | None = None
         self._lifelines: list[tuple[int, subprocess.Popen[bytes]]] = []
 
     @classmethod
     def start(cls, *, node: bool = False, state: Path | None = None, detached: bool = False) -> "RealCluster":
         """Start a cluster and wait until its API (and its node) is ready."""
+        kubernetes, packages = binaries.kubernetes(), debian.programs()
         folder = state or Path(tempfile.mkdtemp(prefix="quotient-cluster-"))
         folder.mkdir(parents=True, exist_ok=True)
-        place = Layout(uuid.uuid4().hex[:8], folder, binaries.kubernetes(), debian.programs())
-        write_order(place, layout.prepare(place))
-        images.archive(place.debian / "bin/busybox", folder / "images.tar")
-        with (folder / "logs/keeper.log").open("ab") as log:
-            keeper = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.cluster.keeper",
-                    str(folder / "order.json"),
-                    "detached" if detached else "attached",
-                ],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        cluster = cls(place, keeper=keeper)
+        cluster = cls(Layout(uuid.uuid4().hex[:8], folder, kubernetes, packages))
         try:
+            cluster._keeper = start_keeper(cluster.layout, detached=detached)
             cluster._bring_up(node=node)
         except BaseException:
             cluster.stop()
@@ -91,7 +77,8 @@ class RealCluster:
         """Give an order to the cluster's first process."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
-            connection.connect(str(self.layout.control))
+            with short_path(self.layout.control) as control:
+                connection.connect(control)
             connection.sendall(json.dumps(order).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 answer: dict[str, Any] = json.loads(stream.readline())
@@ -215,6 +202,22 @@ class RealCluster:
         """Give the last lines of a program's log."""
         file = self.layout.logs / f"{name}.log"
         return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else "(no log)"
+
+
+def start_keeper(place: Layout, *, detached: bool) -> "subprocess.Popen[bytes]":
+    """Write everything a cluster needs into its folder and start its keeper; attached, it ends with this process."""
+    write_order(place, layout.prepare(place))
+    images.archive(place.debian / "bin/busybox", place.state / "images.tar")
+    mode = "detached" if detached else "attached"
+    with (place.logs / "keeper.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.keeper", str(place.state / "order.json"), mode],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def write_order(place: Layout, programs: dict[str, layout.Program]) -> None:

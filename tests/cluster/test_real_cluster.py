@@ -13,7 +13,7 @@ from tests.cluster.images import BUSYBOX
 from tests.cluster.keeper import ROOT, parent_of
 from tests.cluster.pods import run_to_end
 from tests.cluster.real import RealCluster, sweep
-from tests.conftest import SharedClusters
+from tests.conftest import SharedClusters, do_without, why_no_cluster
 from tests.waiting import eventually
 
 GONE_S = 30.0
@@ -52,6 +52,17 @@ def start_sleeper(cluster: RealCluster) -> None:
     cluster.kubectl("run", "sleeper", f"--image={BUSYBOX}", "--restart=Never", "--command", "--", "sleep", "600")
     running = "--output=jsonpath={.status.phase}"
     eventually(lambda: cluster.kubectl("get", "pod", "sleeper", running) == "Running", "the sleeper to run", 60)
+
+
+def test_without_a_cluster_tests_are_skipped_and_in_ci_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody should believe that they ran."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    why = why_no_cluster()
+    assert "needs" in why
+    with pytest.raises(pytest.skip.Exception, match="needs"):
+        do_without(why, in_ci=False)
+    with pytest.raises(pytest.fail.Exception, match="needs"):
+        do_without(why, in_ci=True)
 
 
 @pytest.mark.node
