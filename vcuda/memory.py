@@ -10,7 +10,7 @@ BYTES_FROM = 10**6
 
 def are_bytes(amount: Quantity) -> bool:
     """Tell bytes from a count of units: Ki, Mi, Gi and M, G, T are bytes; plain numbers and k are counts."""
-    return amount.family is Family.BINARY or (amount.nanos > 0 and amount.nanos % (BYTES_FROM * NANO) == 0)
+    return amount.family is Family.BINARY or amount.nanos % (BYTES_FROM * NANO) == 0
 
 
 def mib_asked(amount: Quantity, unit_mib: int) -> int:

@@ -35,7 +35,8 @@ def up(state: Path) -> None:
         cluster.stop()
         raise
     say(f"the pod said {log.strip()!r} after {time.monotonic() - began:.0f} s")
-    say(f"use it with: export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}; kubectl is {cluster.layout.kubernetes}/kubectl")
+    say(f"use it with: export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}")
+    say(f"kubectl is {cluster.layout.kubernetes}/kubectl")
 
 
 def down(state: Path) -> None:

@@ -1,6 +1,7 @@
 """Objects: what an API server does to them, and the cluster in memory as well."""
 
 import re
+import threading
 
 import pytest
 from msgspec.structs import replace
@@ -116,6 +117,44 @@ def test_a_patch_with_a_version_is_compare_and_swap(cluster: Cluster, namespace:
     assert cluster.patch(CONFIG_MAPS, "one", namespace, change).data == {"n": "1"}
     with pytest.raises(Conflict):
         cluster.patch(CONFIG_MAPS, "one", namespace, change)
+
+
+def test_patches_made_at_once_are_all_there(cluster: Cluster, namespace: str) -> None:
+    """A patch without a version never undoes another one."""
+    cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
+
+    def patch(writer: int) -> None:
+        for number in range(20):
+            cluster.patch(CONFIG_MAPS, "one", namespace, {"data": {f"{writer}-{number}": "x"}})
+
+    writers = [threading.Thread(target=patch, args=(writer,), name=f"writer-{writer}") for writer in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert len(cluster.get(CONFIG_MAPS, "one", namespace).data) == 80
+
+
+def test_of_updates_made_at_once_one_wins_each_time(cluster: Cluster, namespace: str) -> None:
+    """Compare-and-swap: a counter that four writers raise loses nothing."""
+    cluster.create(CONFIG_MAPS, config_map(namespace, "counter", n="0"))
+
+    def count() -> None:
+        done = 0
+        while done < 10:
+            read = cluster.get(CONFIG_MAPS, "counter", namespace)
+            try:
+                cluster.update(CONFIG_MAPS, replace(read, data={"n": str(int(read.data["n"]) + 1)}))
+            except Conflict:
+                continue
+            done += 1
+
+    writers = [threading.Thread(target=count, name=f"counter-{writer}") for writer in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert cluster.get(CONFIG_MAPS, "counter", namespace).data == {"n": "40"}
 
 
 def test_status_and_the_rest_are_written_apart(cluster: Cluster, namespace: str) -> None:

@@ -31,10 +31,12 @@ class Cuttable(MemoryCluster):
 
     def __init__(self, other: MemoryCluster) -> None:
         self._other, self.cut = other, False
+        self.before_call: Callable[[], None] = lambda: None
 
     def __getattribute__(self, name: str) -> Any:
         own = object.__getattribute__(self, "__dict__")
         if name in ("get", "create", "update"):
+            own["before_call"]()
             if own["cut"]:
                 raise Unavailable("out of reach")
             return getattr(own["_other"], name)
@@ -96,6 +98,20 @@ def test_a_leader_that_cannot_renew_stops_before_another_starts() -> None:
         assert not (a.leading and b.leading)
     assert told == ["a leads", "a stops", "b leads"]
     assert memory.get(LEASES, "leader", "default").spec.lease_transitions == 1
+
+
+def test_a_slow_renewal_counts_from_before_the_call() -> None:
+    """Others may have seen it the moment the call began."""
+    memory, clock = MemoryCluster(), Clock()
+    slow = Cuttable(memory)
+    a = elector(slow, "a", clock)
+    slow.before_call = lambda: setattr(clock, "now", clock.now + 4)
+    a.step()
+    began = 1000.0
+    clock.now = began + TERMS.renew_s
+    assert not a.leading
+    clock.now -= 0.001
+    assert a.leading
 
 
 def test_a_paused_leader_knows_by_the_clock_alone() -> None:
