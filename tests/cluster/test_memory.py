@@ -1,0 +1,23 @@
+"""The cluster in memory, where a race has to be made to happen."""
+
+from cluster.admission import Hook, Review
+from cluster.memory import MemoryCluster
+from cluster.objects import CONFIG_MAPS
+from tests.cluster.objects import config_map
+
+
+def test_a_patch_that_was_overtaken_is_merged_again() -> None:
+    """Admission is asked outside the lock, so another write may come first; neither undoes the other."""
+    cluster = MemoryCluster()
+    cluster.create(CONFIG_MAPS, config_map("default", "one"))
+    overtaken = False
+
+    def overtake(review: Review) -> Review:
+        nonlocal overtaken
+        if not overtaken:
+            overtaken = True
+            cluster.patch(CONFIG_MAPS, "one", "default", {"data": {"theirs": "x"}})
+        return {"response": {"uid": review["request"]["uid"], "allowed": True}}
+
+    cluster.hooks.append(Hook("slow.quotient.test", overtake, resources=("configmaps",), operations=("UPDATE",)))
+    assert cluster.patch(CONFIG_MAPS, "one", "default", {"data": {"ours": "x"}}).data == {"ours": "x", "theirs": "x"}
