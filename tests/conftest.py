@@ -17,7 +17,7 @@ from tests.cluster.real import RealCluster
 
 # Deadlines measure the machine, not the code. One thorough profile for the full-size runs.
 settings.register_profile("quotient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("long", settings.get_profile("quotient"), max_examples=20_000)
+settings.register_profile("long", settings.get_profile("quotient"), max_examples=5_000)
 settings.load_profile("quotient")
 
 
@@ -87,8 +87,8 @@ def node_cluster(real_cluster_possible: None, shared_clusters: SharedClusters) -
 class Results:
     """Collects outcomes for `--results`."""
 
-    def __init__(self, target: Path, seed: object) -> None:
-        self._target, self._seed, self._began = target, seed, time.time()
+    def __init__(self, target: Path, config: pytest.Config) -> None:
+        self._target, self._config, self._began = target, config, time.time()
         self._tests: dict[str, dict[str, object]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -102,7 +102,7 @@ class Results:
         )
         summary = {
             "commit": told.stdout.strip(),
-            "seed": self._seed,
+            "seed": self._config.getoption("randomly_seed", None),
             "date": time.strftime("%Y-%m-%d", time.gmtime(self._began)),
             "tests": dict(sorted(self._tests.items())),
         }
@@ -112,4 +112,4 @@ class Results:
 
 def pytest_configure(config: pytest.Config) -> None:
     if target := config.getoption("--results"):
-        config.pluginmanager.register(Results(target, config.getoption("randomly_seed", None)))
+        config.pluginmanager.register(Results(target, config))
