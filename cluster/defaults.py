@@ -4,6 +4,8 @@ import copy
 import re
 from typing import Any, TypeVar
 
+import msgspec
+
 from cluster.errors import Refused
 from cluster.objects import PODS, Kind, Object, Raw
 from vcuda.quantity import QuantityError, canonical, parse
@@ -24,6 +26,19 @@ def check_name(kind: Kind[T], name: str) -> str:
     if len(name) > MAX_NAME or not NAME.fullmatch(name):
         raise Refused(f"{kind.name} {name!r} is invalid: not a DNS name in lower case", code=INVALID, reason="Invalid")
     return name
+
+
+def well_formed(kind: Kind[T], obj: Raw) -> Raw:
+    """Refuse what has not the shape of its kind, before anything else looks at it."""
+    try:
+        msgspec.convert(obj, kind.type)
+    except msgspec.ValidationError as wrong:
+        raise Refused(
+            f"{kind.name} in version {kind.api_version} cannot be handled: {wrong}", code=400, reason="BadRequest"
+        ) from None
+    if kind.plural == PODS.plural and not (obj.get("spec") or {}).get("containers"):
+        raise Refused(f"{kind.name} is invalid: spec.containers: Required value", code=INVALID, reason="Invalid")
+    return obj | {"metadata": dict(obj.get("metadata") or {})}
 
 
 def defaulted(kind: Kind[T], obj: Raw) -> Raw:

@@ -16,7 +16,7 @@ import msgspec
 
 from cluster import admission
 from cluster.admission import Hook, Operation
-from cluster.defaults import check_name, defaulted, immutable_fields
+from cluster.defaults import check_name, defaulted, immutable_fields, well_formed
 from cluster.errors import AlreadyExists, Conflict, NotFound, Refused
 from cluster.interface import EVERYTHING, Change, ChangeType, Listing, Selector, check_update
 from cluster.objects import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, PODS, Kind, Object, Raw
@@ -68,8 +68,7 @@ class MemoryCluster:
     def create(self, kind: Kind[T], obj: T | Mapping[str, Any], *, dry_run: bool = False) -> T:
         """Make an object: mutate, name, validate, store, as the API server does and in that order."""
         given = copy.deepcopy(dict(obj)) if isinstance(obj, Mapping) else msgspec.to_builtins(obj)
-        raw = {"apiVersion": kind.api_version, "kind": kind.name, **given}
-        raw["metadata"] = dict(raw.get("metadata") or {})
+        raw = well_formed(kind, {"apiVersion": kind.api_version, "kind": kind.name, **given})
         if raw["metadata"].get("resourceVersion"):
             raise Refused("resourceVersion should not be set on objects to be created", code=400, reason="BadRequest")
         for _ in range(NAME_TRIES):

@@ -100,15 +100,25 @@ class LocalRun:
         """Make the cluster's pods those of the files."""
         for pod in self._cluster.list(PODS).items:
             self._cluster.delete(PODS, pod.metadata.name, pod.metadata.namespace)
-        texts = {str(file): file.read_text() for file in files} or {"samples": self._samples()}
-        for source, text in texts.items():
+        if not files:
+            self._apply_text("samples", self._samples())
+        for file in files:
             try:
-                documents = parse_documents(text)
-            except DocumentError as wrong:
-                self._console.print(f"[red]{source}: {wrong}[/red]")
-                continue
-            for document in documents:
-                self._create(source, document)
+                self._apply_text(str(file), file.read_text())
+            except (OSError, UnicodeDecodeError) as wrong:
+                self._complain(f"{file}: cannot be read: {wrong}")
+
+    def _apply_text(self, source: str, text: str) -> None:
+        try:
+            documents = parse_documents(text)
+        except DocumentError as wrong:
+            self._complain(f"{source}: {wrong}")
+            return
+        for document in documents:
+            self._create(source, document)
+
+    def _complain(self, message: str) -> None:
+        self._console.print(f"[red]{escape(message)}[/red]", highlight=False, soft_wrap=True)
 
     def _samples(self) -> str:
         """Give the samples, in the domain that is configured."""
@@ -118,13 +128,15 @@ class LocalRun:
     def _create(self, source: str, document: Any) -> None:  # noqa: ANN401 - whatever the file holds
         if not isinstance(document, dict) or document.get("kind") != "Pod":
             kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
-            self._console.print(f"[yellow]{source}: {kind} is passed over: only pods run here so far[/yellow]")
+            self._complain(f"{source}: {kind} is passed over: only pods run here so far")
             return
-        metadata = {"namespace": "default", **(document.get("metadata") or {})}
+        metadata = document.get("metadata")
+        if isinstance(metadata, dict):
+            document = document | {"metadata": {"namespace": "default", **metadata}}
         try:
-            self._cluster.create(PODS, document | {"metadata": metadata})
+            self._cluster.create(PODS, document)
         except ApiError as wrong:
-            self._console.print(f"[red]{source}: {wrong}[/red]")
+            self._complain(f"{source}: {wrong}")
 
     def _show(self) -> None:
         """Print nodes and pods as Quotient sees them now."""
@@ -137,7 +149,8 @@ class LocalRun:
         self._console.print(self._pod_table(readings))
         for pod, reading in readings.items():
             for reason in reading.reasons:
-                self._console.print(f"[bold red]wrong[/bold red] {pod}: {escape(str(reason))}", highlight=False)
+                told = f"[bold red]wrong[/bold red] {pod}: {escape(str(reason))}"
+                self._console.print(told, highlight=False, soft_wrap=True)
         self._console.print(f"[dim]{NOT_YET}[/dim]")
 
     def _catch_up(self) -> None:

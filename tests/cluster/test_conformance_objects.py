@@ -2,6 +2,7 @@
 
 import re
 import threading
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -255,6 +256,27 @@ def test_what_is_no_quantity_is_refused(cluster: Cluster, namespace: str, amount
     """Before anybody's hook sees it."""
     with pytest.raises(Refused):
         cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": amount}))
+
+
+MALFORMED = {
+    "no spec": {"spec": None},
+    "no containers": {"spec": {}},
+    "containers that are no list": {"spec": {"containers": "c"}},
+    "a container that is no mapping": {"spec": {"containers": [5]}},
+    "limits that are no mapping": {"spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": [1]}}]}},
+    "an annotation that is no text": {"metadata": {"name": "p", "annotations": {"a": 50}}},
+}
+
+
+@pytest.mark.parametrize("changes", MALFORMED.values(), ids=MALFORMED.keys())
+def test_what_has_not_the_shape_of_a_pod_is_refused(cluster: Cluster, namespace: str, changes: dict[str, Any]) -> None:
+    """With an answer, not a crash."""
+    made = pod(namespace, "p")
+    made["metadata"] |= changes.get("metadata", {})
+    if "spec" in changes:
+        made["spec"] = changes["spec"]
+    with pytest.raises(Refused):
+        cluster.create(PODS, made)
 
 
 def test_lists_are_selected_by_namespace_labels_and_fields(cluster: Cluster, namespace: str) -> None:

@@ -84,16 +84,19 @@ def manifest(name: str, **limits: object) -> str:
 
 def test_local_takes_manifests_and_says_what_it_passes_over(tmp_path: Path) -> None:
     """Bad files are named and the good ones shown all the same."""
-    good, bad, other = tmp_path / "good.yaml", tmp_path / "bad.yaml", tmp_path / "other.yaml"
+    good, bad, other, binary = (tmp_path / name for name in ("good.yaml", "bad.yaml", "other.yaml", "binary"))
+    binary.write_bytes(b"\x80\xff")
     good.write_text(manifest("mine", **{"nano-gpu/gpu-percent": 20}))
     bad.write_text("a: {")
-    other.write_text("kind: Deployment\n---\n- 1\n---\n" + manifest("Not_A_Name"))
-    done = run("local", "--once", *map(str, (good, bad, other)))
+    other.write_text("kind: Deployment\n---\n- 1\n---\n" + manifest("Not_A_Name") + "\n---\nkind: Pod\nmetadata: x\n")
+    done = run("local", "--once", *map(str, (good, bad, other, binary)))
     assert done.exit_code == 0, done.output
     assert "mine" in done.output
     assert "bad.yaml: line 1" in done.output
     assert "other.yaml: Deployment is passed over" in done.output
     assert "not a DNS name" in done.output
+    assert "other.yaml: Pod in version v1 cannot be handled" in done.output
+    assert "binary: cannot be read" in done.output
 
 
 def test_local_runs_until_it_is_ended_and_follows_its_files(tmp_path: Path) -> None:
@@ -109,6 +112,8 @@ def test_local_runs_until_it_is_ended_and_follows_its_files(tmp_path: Path) -> N
         file.write_text(manifest("p", **{"inspur.com/vcuda-core": 200}))
         os.utime(file, (1, 1))
         eventually(lambda: "all of 2 cards" in log.read_text(), "the second picture")
+        file.unlink()
+        eventually(lambda: "cannot be read" in log.read_text(), "the missing file to be named")
         running.terminate()
         assert running.wait(20) == 0
     finally:
