@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+MERGE = "tag:yaml.org,2002:merge"
+
 
 class DocumentError(ValueError):
     """The text is not a document that can be meant; the message names the line."""
@@ -19,9 +21,10 @@ class StrictLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         """Build a mapping whose keys are all different."""
-        self.flatten_mapping(node)
         seen: set[str] = set()
         for key_node, _ in node.value:
+            if key_node.tag == MERGE:
+                continue
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
             if not isinstance(key, str):

@@ -4,20 +4,22 @@ from vcuda.quantity import NANO, Family, Quantity, QuantityError
 
 MIB = 2**20
 DEFAULT_UNIT_MIB = 256
-# The API server writes a plain 1000000 as "1M", so how it was typed is lost; no pod has a million units.
-BYTES_FROM = 10**6
+# The API server writes a plain 2000000 as "2M", and 8.1925G as "8192500k": how an amount was typed is lost, so its
+# size decides. No pod counts a million units, nor 64 TiB in smaller ones; no pod asks for so few bytes.
+COUNTS_BELOW = 10**6
+COUNTS_BELOW_MIB = 64 * 2**20
 
 
-def are_bytes(amount: Quantity) -> bool:
-    """Tell bytes from a count of units: Ki, Mi, Gi and M, G, T are bytes; plain numbers and k are counts."""
-    return amount.family is Family.BINARY or amount.nanos % (BYTES_FROM * NANO) == 0
+def are_bytes(amount: Quantity, unit_mib: int) -> bool:
+    """Tell bytes from a count of units: Ki, Mi, Gi are bytes, and so is what is too large to be a count (M, G, T)."""
+    return amount.family is Family.BINARY or amount.nanos >= NANO * max(COUNTS_BELOW, COUNTS_BELOW_MIB // unit_mib)
 
 
 def mib_asked(amount: Quantity, unit_mib: int) -> int:
     """Read a memory request written in units of `unit_mib`, or in bytes with a suffix, as MiB rounded up."""
     if amount.nanos < 0:
         raise QuantityError("memory cannot be negative")
-    if are_bytes(amount):
+    if are_bytes(amount, unit_mib):
         return -(-amount.whole // MIB)
     if not amount.is_whole:
         raise QuantityError(f"units of {unit_mib} MiB are whole numbers")

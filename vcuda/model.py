@@ -12,11 +12,12 @@ from msgspec import Struct
 # Words that say who sells a card, not which card it is.
 BRANDS = frozenset({"nvidia", "tesla", "geforce", "quadro", "grid"})
 # Series whose first word alone names no card: the number belongs to the family, and so do these words after it.
-SERIES = frozenset({"rtx", "gtx", "gts", "gt", "titan"})
+SERIES = frozenset({"rtx", "gtx", "gts", "gt", "titan", "cmp"})
 EDITIONS = frozenset({"ti", "super", "ada", "blackwell", "d"})
 MIG = "mig"
 SEPARATORS = re.compile(r"[^0-9A-Za-z.+]+", re.ASCII)
 MIG_PROFILE = re.compile(r"[1-9][0-9]?(c\.[1-9])?g\.[0-9]+gb([.+][a-z.+]+)?", re.ASCII | re.IGNORECASE)
+MAX_LABEL = 63
 NOT_IN_A_LABEL = re.compile(r"[^0-9A-Za-z._-]+", re.ASCII)
 
 
@@ -50,9 +51,8 @@ def family_length(words: tuple[str, ...]) -> int:
     if words[0].lower() not in SERIES:
         return 1
     length = 3 if len(words) > 2 and words[1].lower() == "pro" else 2  # noqa: PLR2004 - RTX PRO 6000
-    while length < len(words) and words[length].lower() in EDITIONS:
-        length += 1
-    return min(length, len(words))
+    editions = [place for place, word in enumerate(words) if place >= length and word.lower() in EDITIONS]
+    return min(editions[-1] + 1 if editions else length, len(words))
 
 
 def profile_of(words: tuple[str, ...]) -> str:
@@ -77,4 +77,4 @@ def matches(pattern: str, model: Model) -> bool:
 
 def product_label(nvml_name: str) -> str:
     """Write a driver's product name as a label value, as GPU feature discovery does."""
-    return NOT_IN_A_LABEL.sub("-", nvml_name.strip().replace("+", ".")).strip("._-")[:63]
+    return NOT_IN_A_LABEL.sub("-", nvml_name.replace("+", ".")).lstrip("._-")[:MAX_LABEL].rstrip("._-")

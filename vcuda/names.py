@@ -18,6 +18,7 @@ AWS_VGPU = ("k8s.amazonaws.com/vgpu", "eks.amazonaws.com/vgpu")
 NVIDIA_GPU = "nvidia.com/gpu"
 HAMI_MEMORY = "nvidia.com/gpumem"
 HAMI_CORES = "nvidia.com/gpucores"
+HAMI_MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
 NVIDIA_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 # The ancestors' documentation and code disagree on these; nodes in the field carry either.
@@ -28,6 +29,8 @@ DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 DOMAIN = re.compile(rf"{DNS_LABEL}(\.{DNS_LABEL})+", re.ASCII)
 MAX_DOMAIN = 190  # a prefixed name has 253 characters at the most, and our longest suffix takes its part
 RESERVED_DOMAINS = ("kubernetes.io", "k8s.io")
+# Kubernetes takes a name for its own if this stands in it anywhere, and for a quota's if it begins so.
+NATIVE_PART, QUOTA_PREFIX = "kubernetes.io", "requests."
 
 
 class Names(Struct, frozen=True):
@@ -108,6 +111,7 @@ def names_for(domain: str) -> Names:
     """Check a domain and give the names under it; a ValueError says what is wrong."""
     if len(domain) > MAX_DOMAIN or not DOMAIN.fullmatch(domain):
         raise ValueError(f"{domain!r} is not a DNS domain of at most {MAX_DOMAIN} characters, such as {DEFAULT_DOMAIN}")
-    if any(domain == reserved or domain.endswith("." + reserved) for reserved in RESERVED_DOMAINS):
+    reserved = any(domain == each or domain.endswith("." + each) for each in RESERVED_DOMAINS)
+    if reserved or domain.endswith(NATIVE_PART) or domain.startswith(QUOTA_PREFIX):
         raise ValueError(f"{domain!r} is reserved by Kubernetes, which takes no extended resources there")
     return Names(domain)

@@ -51,8 +51,8 @@ class Quantity(Struct, frozen=True):
 
     @property
     def whole(self) -> int:
-        """The number of whole things, rounded up, as Kubernetes' `Value()`."""
-        return -(-self.nanos // NANO)
+        """The number of whole things, rounded away from zero, as Kubernetes' `Value()`."""
+        return -(-self.nanos // NANO) if self.nanos >= 0 else self.nanos // NANO
 
     def __str__(self) -> str:
         return canonical(self)
@@ -87,7 +87,7 @@ def magnitude(whole: str, part: str, suffix: str, exponent: str | None) -> tuple
     power += 9 - len(part)
     nanos = digits * 10**power if power >= 0 else -(-digits // 10**-power)
     if nanos > MAX_VALUE * NANO:
-        raise QuantityError("more than Kubernetes can count, 2^63-1")
+        raise QuantityError("more than can be counted, 2^63-1")
     return nanos, Family.DECIMAL if exponent is None else Family.EXPONENT
 
 

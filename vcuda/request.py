@@ -98,9 +98,10 @@ def effective(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
 def read_pod(spec: PodSpec, annotations: Mapping[str, str], names: Names, spoken: Sequence[Vocabulary]) -> Reading:
     """Read what a pod asks for; all of its mistakes come back at once."""
     follows, reasons = followers(spec, annotations.get(names.memory_follows_core, ""), names)
+    rule = names.memory_follows_core
     found: list[ContainerRequest] = []
     for path, role, container in walk(spec):
-        request, wrong = read_container(container, path, role, spoken, container.name in follows)
+        request, wrong = read_container(container, path, role, spoken, rule, follows=container.name in follows)
         reasons += wrong
         if request is not None:
             found.append(request)
@@ -120,52 +121,42 @@ def followers(spec: PodSpec, listed: str, names: Names) -> tuple[frozenset[str],
     """Read the annotation that names the containers whose memory follows their cores."""
     wanted = [name.strip() for name in listed.split(",") if name.strip()]
     known = [container.name for _, _, container in walk(spec)]
-    unknown = [name for name in wanted if name not in known]
-    reasons = [
-        Reason(
-            code=Code.CONTAINER_UNKNOWN,
-            field=f"metadata.annotations[{names.memory_follows_core}]",
-            value=shown(name),
-            message="the pod has no container of this name",
-            remedy=f"name containers of the pod: {shown(', '.join(known))}",
-        )
-        for name in unknown
-    ]
-    return frozenset(wanted), reasons
+    unknown = sorted(set(wanted).difference(known))
+    if not unknown:
+        return frozenset(wanted), []
+    reason = Reason(
+        code=Code.CONTAINER_UNKNOWN,
+        field=f"metadata.annotations[{names.memory_follows_core}]",
+        value=shown(", ".join(unknown)),
+        message="the pod has no container of this name",
+        remedy=f"name containers of the pod: {shown(', '.join(known))}",
+    )
+    return frozenset(wanted), [reason]
 
 
 def read_container(
-    container: Container,
-    path: str,
-    role: Role,
-    spoken: Sequence[Vocabulary],
-    follows: bool,  # noqa: FBT001
+    container: Container, path: str, role: Role, spoken: Sequence[Vocabulary], rule: str, *, follows: bool
 ) -> tuple[ContainerRequest | None, list[Reason]]:
-    """Read one container's request; no request and no reason if it asks for no GPU."""
+    """Read one container's request; no request and no reason if it asks for no GPU.
+
+    `rule` is the annotation by which memory may follow the cores, for the remedy.
+    """
     limits, requests = asked_for(container)
-    where = (
-        f"{path}.resources.limits"
-        if container.resources and container.resources.limits
-        else f"{path}.resources.requests"
-    )
     ours = {key for vocabulary in spoken for key in vocabulary.keys} & (limits.keys() | requests.keys())
     amounts, reasons = read_amounts(path, limits, requests, ours)
     speaking = [vocabulary for vocabulary in spoken if any(key in amounts for key in vocabulary.keys)]
     if not speaking:
         return None, reasons
     if len(speaking) > 1:
-        return None, [*reasons, mixed(where, speaking, amounts)]
+        return None, [*reasons, mixed(f"{path}.resources", speaking, amounts)]
     if reasons:
         return None, reasons
     try:
-        share = settle_memory(speaking[0].read(amounts), follows, speaking[0])
+        share = settle_memory(speaking[0].read(amounts), speaking[0], rule, follows=follows)
     except Misread as wrong:
-        value = shown((limits | requests).get(wrong.key, ""))
-        return None, [
-            Reason(
-                code=wrong.code, field=f"{where}[{wrong.key}]", value=value, message=wrong.message, remedy=wrong.remedy
-            )
-        ]
+        part, written = ("limits", limits) if wrong.key in limits else ("requests", requests)
+        field, value = f"{path}.resources.{part}[{wrong.key}]", shown(written.get(wrong.key, ""))
+        return None, [Reason(code=wrong.code, field=field, value=value, message=wrong.message, remedy=wrong.remedy)]
     return ContainerRequest(container.name, role, share, speaking[0].name), []
 
 
@@ -199,7 +190,7 @@ def read_amounts(
     return amounts, reasons
 
 
-def settle_memory(share: Share, follows: bool, vocabulary: Vocabulary) -> Share:  # noqa: FBT001
+def settle_memory(share: Share, vocabulary: Vocabulary, rule: str, *, follows: bool) -> Share:
     """Apply the rule that a fraction says its memory, or that it follows the cores; whole cards need neither."""
     if share.cards or share.follows:
         return share
@@ -209,13 +200,13 @@ def settle_memory(share: Share, follows: bool, vocabulary: Vocabulary) -> Share:
             Code.MEMORY_MISSING,
             key,
             "a fraction of a GPU without memory",
-            f"add {vocabulary.keys[1]}, or name the container in the annotation memory-follows-core",
+            f"add {vocabulary.keys[1]}, or name the container in the annotation {rule}",
         )
     if follows and share.memory_units > TOKEN:
         raise Misread(
             Code.MEMORY_INVALID,
             vocabulary.keys[1],
-            "memory is given, and memory-follows-core as well",
+            f"memory is given, and the annotation {rule} as well",
             "leave one of the two out",
         )
     return Share(share.cores, follows=True) if follows else share

@@ -77,7 +77,8 @@ def vocabularies(
     dialects = dialects or Dialects()
     spoken = [vcuda(names.domain, unit_mib, unit_mib)]
     spoken += [vcuda(domain, own, unit_mib) for domain, own in ANCESTOR_UNITS_MIB.items() if domain != names.domain]
-    if not (dialects.hami and names.cards == known.NVIDIA_GPU):
+    # Under NVIDIA's own domain the name for people is NVIDIA's resource, which is read only where that is wanted.
+    if names.cards != known.NVIDIA_GPU or (dialects.nvidia_gpu and not dialects.hami):
         spoken.append(Vocabulary(names.cards, (names.cards,), lambda asked: cards(names.cards, asked[names.cards])))
     spoken += [vgpu(key, dialects.vgpu_per_gpu) for key in known.AWS_VGPU]
     spoken.append(percent(known.NANO_PERCENT))
@@ -112,14 +113,11 @@ def vgpu(key: str, per_gpu: int) -> Vocabulary:
     """Read AWS's virtual GPUs: so many make one card."""
 
     def read(asked: Mapping[str, Quantity]) -> Share:
-        count = whole_number(key, asked[key])
+        count = whole_number(key, asked[key], per_gpu)
         if count > per_gpu and count % per_gpu:
-            below, above = count // per_gpu * per_gpu, -(-count // per_gpu) * per_gpu
+            message = f"neither a part of one GPU ({per_gpu} each) nor whole GPUs"
             raise Misread(
-                Code.CORE_INVALID,
-                key,
-                f"neither a part of one GPU ({per_gpu} each) nor whole GPUs",
-                f"ask for {below} or {above}",
+                Code.CORE_INVALID, key, message, f"ask for {' or '.join(map(str, valid_near(count, per_gpu)))}"
             )
         return following(max(1, count * WHOLE // per_gpu))
 
@@ -135,27 +133,33 @@ def cards(key: str, amount: Quantity) -> Share:
     """Read cards as people write them: "0.3", or "2"."""
     positive(key, amount)
     hundredths, beyond = divmod(amount.nanos * WHOLE, NANO)
-    if beyond:
-        raise Misread(
-            Code.CORE_INVALID, key, "finer than a hundredth of a card", f'ask for "{max(1, hundredths) / WHOLE:.2f}"'
+    if beyond or (hundredths > WHOLE and hundredths % WHOLE):
+        message = (
+            "finer than a hundredth of a card" if hundredths < WHOLE else "neither a part of one card nor whole cards"
         )
-    return following(check_cores(key, hundredths))
+        near = [f'"{cores / WHOLE:g}"' for cores in valid_near(hundredths)]
+        raise Misread(Code.CORE_INVALID, key, message, f"ask for {' or '.join(near)}")
+    return following(hundredths)
 
 
 def whole_cards(key: str) -> Vocabulary:
     """Read NVIDIA's own resource: whole cards only."""
-    return Vocabulary(key, (key,), lambda asked: Share(whole_number(key, asked[key]) * WHOLE))
+    return Vocabulary(key, (key,), lambda asked: Share(whole_number(key, asked[key], 1) * WHOLE))
 
 
 def hami(unit_mib: int) -> Vocabulary:
     """Read HAMi's trio: cards, MiB on each, percent of each."""
-    gpu, mem, cores = known.NVIDIA_GPU, known.HAMI_MEMORY, known.HAMI_CORES
+    gpu, mem, cores, part = known.NVIDIA_GPU, known.HAMI_MEMORY, known.HAMI_CORES, known.HAMI_MEMORY_PERCENT
 
     def read(asked: Mapping[str, Quantity]) -> Share:
-        count = whole_number(gpu, asked[gpu]) if gpu in asked else 1
+        count = whole_number(gpu, asked[gpu], 1) if gpu in asked else 1
         fraction = whole_number(cores, asked[cores]) if cores in asked else WHOLE
         if fraction > WHOLE:
             raise Misread(Code.CORE_INVALID, cores, "more than one card's cores", "ask for 1 to 100")
+        if part in asked and whole_number(part, asked[part]) != fraction:
+            raise Misread(
+                Code.MEMORY_INVALID, part, "another part of the memory than of the cores", f"ask in {mem} instead"
+            )
         if cores not in asked and mem in asked:
             raise Misread(Code.CORE_MISSING, mem, "a share of memory without a share of cores", f"add {cores}: 1 to 99")
         if count > 1 and fraction < WHOLE:
@@ -165,7 +169,7 @@ def hami(unit_mib: int) -> Vocabulary:
         each = memory(mem, asked.get(mem), 1, unit_mib)
         return Share(count * fraction, each * count, follows=fraction < WHOLE and not each)
 
-    return Vocabulary("hami", (gpu, mem, cores), read)
+    return Vocabulary("hami", (gpu, mem, cores, part), read)
 
 
 def following(cores: int) -> Share:
@@ -179,23 +183,28 @@ def positive(key: str, amount: Quantity) -> None:
         raise Misread(Code.QUANTITY_INVALID, key, "an amount cannot be negative", "ask for a positive amount")
 
 
-def whole_number(key: str, amount: Quantity) -> int:
-    """Take an amount that only makes sense as a whole, positive number."""
+def whole_number(key: str, amount: Quantity, step: int = WHOLE) -> int:
+    """Take an amount that only makes sense as a whole, positive number; `step` of them make a card."""
     positive(key, amount)
     if not amount.is_whole:
-        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", f"ask for {amount.whole}")
+        near = " or ".join(map(str, valid_near(amount.whole, step)))
+        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", f"ask for {near}")
     return amount.whole
 
 
 def check_cores(key: str, cores: int) -> int:
     """Hold cores to what one container can get: a part of one GPU, or whole GPUs."""
     if cores > WHOLE and cores % WHOLE:
-        below, above = cores // WHOLE * WHOLE, -(-cores // WHOLE) * WHOLE
         message = "neither a part of one GPU (1 to 99) nor whole GPUs (multiples of 100)"
-        if key.endswith("/gpu"):
-            raise Misread(Code.CORE_INVALID, key, message, f'ask for "{below // WHOLE}" or "{above // WHOLE}"')
-        raise Misread(Code.CORE_INVALID, key, message, f"ask for {below} or {above}")
+        raise Misread(Code.CORE_INVALID, key, message, f"ask for {' or '.join(map(str, valid_near(cores)))}")
     return cores
+
+
+def valid_near(count: int, step: int = WHOLE) -> list[int]:
+    """Give the amounts nearest to a wrong one that would be right: part of a card, or whole cards."""
+    if count <= step or count % step == 0:
+        return [max(1, count)]
+    return [count // step * step, -(-count // step) * step]
 
 
 def memory(key: str, amount: Quantity | None, own_unit_mib: int, unit_mib: int) -> int:

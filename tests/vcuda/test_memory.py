@@ -30,6 +30,26 @@ def test_suffixes_of_bytes_are_bytes_and_all_else_counts_units(written: str, mib
     assert mib_asked(parse(written), 256) == mib
 
 
+LARGE = {
+    ("1.5M", 256): 2,
+    ("8589934592", 256): 8192,
+    ("8.1925G", 256): 7813,
+    ("8192500k", 256): 7813,
+    ("999k", 256): 255_744_000,
+    ("2000000", 1): 2_000_000,
+    ("2000001", 1): 2_000_001,
+    ("500M", 1): 477,
+    ("8G", 1): 7630,
+}
+
+
+@pytest.mark.parametrize(("written", "mib"), LARGE.items())
+def test_what_no_count_reaches_is_bytes_however_it_is_spelt(written: tuple[str, int], mib: int) -> None:
+    """Neighbouring amounts are never read a thousandfold apart; units of 1 MiB count further."""
+    text, unit = written
+    assert mib_asked(parse(text), unit) == mib
+
+
 @pytest.mark.parametrize("written", ["-1", "-8Gi", "300m", "0.5"])
 def test_memory_that_cannot_be_is_refused(written: str) -> None:
     """Neither less than nothing nor part of a unit."""

@@ -1,5 +1,7 @@
 """GPU models: one reading for the driver's names, labels, quotas and people's habits."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,14 @@ PRODUCTS = {
     "NVIDIA A10": ("NVIDIA-A10", "A10", "A10", ""),
     "NVIDIA RTX A6000": ("NVIDIA-RTX-A6000", "RTX-A6000", "RTX-A6000", ""),
     "NVIDIA RTX 6000 Ada Generation": ("NVIDIA-RTX-6000-Ada-Generation", "RTX-6000-Ada-Generation", "RTX-6000-Ada", ""),
+    "NVIDIA RTX 4000 SFF Ada Generation": (
+        "NVIDIA-RTX-4000-SFF-Ada-Generation",
+        "RTX-4000-SFF-Ada-Generation",
+        "RTX-4000-SFF-Ada",
+        "",
+    ),
+    "Quadro RTX 4000": ("Quadro-RTX-4000", "RTX-4000", "RTX-4000", ""),
+    "NVIDIA CMP 170HX": ("NVIDIA-CMP-170HX", "CMP-170HX", "CMP-170HX", ""),
     "NVIDIA TITAN RTX": ("NVIDIA-TITAN-RTX", "TITAN-RTX", "TITAN-RTX", ""),
     "NVIDIA A100-SXM4-40GB MIG 1g.5gb": (
         "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb",
@@ -98,6 +108,12 @@ def test_every_model_matches_itself_and_its_family(nvml: str) -> None:
     assert matches(model.name, model)
     assert matches(model.family, model)
     assert parse_model(model.name) == model
+
+
+@given(st.text(max_size=100))
+def test_a_product_label_is_a_label(name: str) -> None:
+    """Whatever a driver calls its card, Kubernetes takes the value."""
+    assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", product_label(name))
 
 
 @given(st.text(max_size=60), st.sampled_from(list(PRODUCTS)))

@@ -69,6 +69,19 @@ def test_requests_that_differ_from_limits_are_refused() -> None:
     assert reading.reasons[0].field == f"spec.containers[0].resources.requests[{CORE}]"
 
 
+def test_a_mistake_is_shown_where_it_stands() -> None:
+    """Among the requests, if it is there, although there are limits too."""
+    reading = read(container(limits={"cpu": 1}, requests={CORE: 150, MEMORY: 1}))
+    assert [reason.field for reason in reading.reasons] == [f"spec.containers[0].resources.requests[{CORE}]"]
+
+
+def test_many_unknown_followers_are_one_reason() -> None:
+    """An annotation may have 256 KiB; a message may not."""
+    listed = ",".join(f"no-{number}" for number in range(10_000))
+    (reason,) = read(asking("main", core=100), annotations={NAMES.memory_follows_core: listed}).reasons
+    assert len(str(reason)) < 1000
+
+
 def test_requests_alone_are_read_too() -> None:
     """The webhook will complete them."""
     assert read(container(requests={CORE: 50, MEMORY: 8})).request.containers[0].share == Share(50, 8)

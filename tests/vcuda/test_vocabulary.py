@@ -1,5 +1,7 @@
 """The vocabularies: pods written for any of the ancestors mean here what they meant there."""
 
+import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tests.vcuda.pods import CARDS, CORE, MEMORY, NAMES, container, read
 from vcuda.decision import Code
 from vcuda.names import Names, names_for
+from vcuda.request import Reading
 from vcuda.vocabulary import Dialects, Share, vocabularies
 
 HAMI = Dialects(hami=True)
@@ -61,6 +64,20 @@ def test_hami_is_read_where_it_is_switched_on(amounts: dict[str, Any], share: Sh
     assert not read(container(limits=amounts)).request.is_gpu
 
 
+def test_hami_memory_in_percent_must_be_that_of_the_cores() -> None:
+    """Anything else cannot be promised before the card is known."""
+    amounts = {"nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 50}
+    assert read(container(limits=amounts), dialects=HAMI).request.containers[0].share == Share(50, follows=True)
+    amounts["nvidia.com/gpumem-percentage"] = 30
+    assert [each.code for each in read(container(limits=amounts), dialects=HAMI).reasons] == [Code.MEMORY_INVALID]
+
+
+def test_under_nvidias_domain_its_cards_are_still_opt_in() -> None:
+    """The domain alone takes nobody's resource away."""
+    keys = [key for vocabulary in vocabularies(Names("nvidia.com")) for key in vocabulary.keys]
+    assert "nvidia.com/gpu" not in keys
+
+
 def test_nvidia_cards_are_read_where_they_are_switched_on() -> None:
     """Opt-in, and whole cards only."""
     amounts = {"nvidia.com/gpu": "2"}
@@ -99,7 +116,7 @@ REFUSED = {
         {CORE: "50"},
         CORE,
         Code.MEMORY_MISSING,
-        f"add {MEMORY}, or name the container in the annotation memory-follows-core",
+        f"add {MEMORY}, or name the container in the annotation {NAMES.memory_follows_core}",
     ),
 }
 
@@ -142,6 +159,24 @@ def test_changing_the_unit_changes_the_count_and_not_the_memory(core: int, mib: 
     assert 0 <= share.memory_units * unit - mib < unit
 
 
+CORE_KEYS = [CORE, CARDS, "k8s.amazonaws.com/vgpu", "nano-gpu/gpu-percent"]
+
+
+@given(st.sampled_from(CORE_KEYS), st.decimals(min_value="0.001", max_value=1000, places=3))
+def test_following_a_remedy_gives_no_further_reason(key: str, amount: Decimal) -> None:
+    """Advice that is refused itself is worse than none."""
+
+    def asked(written: str) -> Reading:
+        memory = {MEMORY: "1"} if key == CORE else {}
+        return read(container(limits={key: written, **memory}))
+
+    for reason in asked(str(amount)).reasons:
+        advised = re.findall(r"[0-9.]+", reason.remedy)
+        assert advised
+        for written in advised:
+            assert asked(written).reasons == ()
+
+
 @given(st.integers(1, 100), st.integers(1, 400))
 def test_virtual_gpus_never_give_less_than_one_core_nor_more_than_asked(per_gpu: int, count: int) -> None:
     """Rounded down, so that as many fit on a card as its owner said."""
@@ -159,7 +194,19 @@ def test_a_number_of_virtual_gpus_that_cannot_be_is_refused(per_gpu: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "domain", ["", "com", "Inspur.com", "a b.com", "-a.com", "kubernetes.io", "x.k8s.io", "a." * 100 + "com"]
+    "domain",
+    [
+        "",
+        "com",
+        "Inspur.com",
+        "a b.com",
+        "-a.com",
+        "kubernetes.io",
+        "mykubernetes.io",
+        "requests.a.org",
+        "x.k8s.io",
+        "a." * 100 + "com",
+    ],
 )
 def test_a_domain_that_cannot_hold_resources_is_refused(domain: str) -> None:
     """Kubernetes would refuse the names, or take them for its own."""
