@@ -14,7 +14,7 @@ from typing import Any
 import jsonpatch
 from msgspec import Struct
 
-from cluster.errors import Refused
+from cluster.errors import api_error
 from cluster.objects import Raw
 from vcuda.decision import Unavailable
 
@@ -83,28 +83,45 @@ def validate(hooks: Sequence[Hook], operation: Operation, obj: Raw | None) -> No
 
 
 def ask(hook: Hook, operation: Operation, obj: Raw) -> Raw:
-    """Call one hook and give the object as it leaves it; Refused if it denies, Unavailable if it must answer."""
+    """Call one hook and give the object as it leaves it; a denial is raised, and so is no answer if one is needed."""
     asked = review(operation, obj)
     try:
-        response = hook.call(asked)["response"]
-        allowed, uid = response["allowed"], response["uid"]
-        patch = json.loads(base64.b64decode(response["patch"])) if response.get("patch") else []
-    except Exception as broken:
+        response = checked(hook, asked, hook.call(copy.deepcopy(asked)))
+        changed = patched(obj, response["patch"]) if response.get("patch") and response["allowed"] else obj
+    except Exception as broken:  # whatever a hook does wrong, its failure policy says what follows
         if not hook.fail_closed:
             return obj
         raise Unavailable(f'failed calling webhook "{hook.name}": {broken}') from broken
-    if uid != asked["request"]["uid"]:
-        raise Unavailable(f'failed calling webhook "{hook.name}": it answered another review')
-    if not allowed:
+    if not response["allowed"]:
         status = response.get("status") or {}
-        message = status.get("message") or "without explanation"
-        raise Refused(
-            f'admission webhook "{hook.name}" denied the request: {message}',
-            code=status.get("code") or DENIED_BY_DEFAULT,
-            reason=status.get("reason") or "Forbidden",
+        message = (
+            f'admission webhook "{hook.name}" denied the request: {status.get("message") or "without explanation"}'
         )
-    changed: Raw = jsonpatch.apply_patch(obj, patch) if patch else obj
+        raise api_error(status.get("code") or DENIED_BY_DEFAULT, status.get("reason") or "Forbidden", message)
     return changed
+
+
+def patched(obj: Raw, encoded: str) -> Raw:
+    """Apply the patch of an answer."""
+    operations = json.loads(base64.b64decode(encoded))
+    if not isinstance(operations, list):
+        raise TypeError("a JSON patch is a list of operations")
+    changed: Raw = jsonpatch.apply_patch(obj, operations)
+    return changed
+
+
+def checked(hook: Hook, asked: Review, answer: Review) -> dict[str, Any]:
+    """Hold an answer to the protocol, as the API server does."""
+    if (answer.get("apiVersion"), answer.get("kind")) != (asked["apiVersion"], asked["kind"]):
+        raise ValueError(f"expected an AdmissionReview of {asked['apiVersion']}, got {answer.get('kind')!r}")
+    response: dict[str, Any] = answer["response"]
+    if response["uid"] != asked["request"]["uid"]:
+        raise ValueError("it answered another review")
+    if bool(response.get("patch")) != bool(response.get("patchType")):
+        raise ValueError("patch and patchType go together")
+    if response.get("patch") and not hook.mutating:
+        raise ValueError("a validating webhook must not return a patch")
+    return {"allowed": False, **response}
 
 
 def review(operation: Operation, obj: Raw) -> Review:

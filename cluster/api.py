@@ -4,6 +4,7 @@ The official client gives configuration, credentials and the connection pool. An
 decoded with msgspec: 7.5 microseconds a pod against 640 through the client's own models.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,17 @@ from kubernetes.client.configuration import Configuration
 from kubernetes.client.rest import RESTClientObject
 
 from cluster.errors import Expired, api_error
-from cluster.interface import EVERYTHING, Change, ChangeType, Listing, Selector, check_update
+from cluster.interface import (
+    EVERYTHING,
+    Change,
+    ChangeType,
+    Listing,
+    Selector,
+    check_address,
+    check_create,
+    check_update,
+    check_version,
+)
 from cluster.objects import NAMESPACES, PODS, Kind, Object
 from vcuda.decision import Unavailable
 from vcuda.names import FIELD_MANAGER
@@ -27,7 +38,7 @@ T = TypeVar("T", bound=Object)
 PAGE = 500
 CALL_TIMEOUT_S = 30.0
 POOL_SIZE = 32
-HTTP_ERROR = 400
+HTTP_REDIRECT = 300
 MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -77,14 +88,15 @@ def connect(kubeconfig: str = "", context: str = "") -> "ApiCluster":
         config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=settings)
     except (config.ConfigException, OSError) as wrong:
         where = f"kubeconfig {kubeconfig!r}" if kubeconfig else "no kubeconfig, and not in a pod"
-        raise Unavailable(f"{where}: {wrong}; name one with --kubeconfig or KUBECONFIG") from None
+        raise Unavailable(f"{where}: {wrong}; name one with --set cluster.kubeconfig=FILE or KUBECONFIG") from None
     return ApiCluster(settings)
 
 
 class ApiCluster:
     """Keeps the interface of `cluster.interface` with calls to an API server. Safe for use by many threads."""
 
-    def __init__(self, settings: Configuration) -> None:
+    def __init__(self, settings: Configuration, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         settings.connection_pool_maxsize = POOL_SIZE
         # A peer that vanished is noticed by the kernel after 30 s; a proxy that swallows everything, by silence.
         settings.keep_alive = True
@@ -94,8 +106,15 @@ class ApiCluster:
         # Guards the refresh of credentials, which the client does in place on the shared configuration.
         self._credentials = threading.Lock()
 
+    def bounded(self, timeout_s: float) -> "ApiCluster":
+        """Share everything but the time that a call may take."""
+        other = copy.copy(self)
+        other._timeout_s = timeout_s  # noqa: SLF001 - our own copy
+        return other
+
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""
+        check_address(kind, name, namespace)
         return self._decode(kind, self._call("GET", path(kind, namespace, name)))
 
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
@@ -109,7 +128,7 @@ class ApiCluster:
         items: list[T] = []
         query = selecting(selector) | ({"limit": str(limit)} if limit else {})
         while True:
-            page = PAGES.decode(self._call("GET", path(kind, namespace), query))
+            page = page_of(self._call("GET", path(kind, namespace), query))
             items += [self._decode(kind, raw) for raw in page.items or ()]
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
@@ -126,13 +145,14 @@ class ApiCluster:
         silence_s: float = 150.0,
     ) -> "ApiWatch[T]":
         """Follow changes over one long answer."""
+        check_version(since)
         query = selecting(selector) | {
             "watch": "1",
             "resourceVersion": since,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
-        wait = urllib3.Timeout(connect=CALL_TIMEOUT_S, read=silence_s)
+        wait = urllib3.Timeout(connect=self._timeout_s, read=silence_s)
         answer = self._open("GET", path(kind, namespace), query, timeout=wait)
         return ApiWatch(answer, lambda raw: self._decode(kind, raw))
 
@@ -141,8 +161,9 @@ class ApiCluster:
         body = dict(obj) if isinstance(obj, Mapping) else msgspec.to_builtins(obj)
         body = {"apiVersion": kind.api_version, "kind": kind.name, **body}
         query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
-        namespace = body.get("metadata", {}).get("namespace", "")
-        return self._decode(kind, self._call("POST", path(kind, namespace), query, body))
+        metadata = body.get("metadata") or {}
+        check_create(kind, metadata)
+        return self._decode(kind, self._call("POST", path(kind, metadata.get("namespace", "")), query, body))
 
     def update(self, kind: Kind[T], obj: T) -> T:
         """Replace an object, if it is still the one that was read."""
@@ -155,6 +176,7 @@ class ApiCluster:
         self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], *, subresource: str = ""
     ) -> T:
         """Merge changes into an object."""
+        check_address(kind, name, namespace)
         where = path(kind, namespace, name, subresource)
         query = {"fieldManager": FIELD_MANAGER}
         return self._decode(kind, self._call("PATCH", where, query, dict(changes), content_type=MERGE_PATCH))
@@ -163,6 +185,7 @@ class ApiCluster:
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
     ) -> None:
         """Delete an object."""
+        check_address(kind, name, namespace)
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if uid:
             body["preconditions"] = {"uid": uid}
@@ -172,6 +195,7 @@ class ApiCluster:
 
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         """Create a Binding; the server copies its annotations to the pod in the write that sets the node."""
+        check_address(PODS, pod, namespace)
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -184,7 +208,10 @@ class ApiCluster:
         decoder = self._decoders.get(kind.type)
         if decoder is None:
             decoder = self._decoders[kind.type] = msgspec.json.Decoder(kind.type)
-        decoded: T = decoder.decode(raw)
+        try:
+            decoded: T = decoder.decode(raw)
+        except msgspec.DecodeError as wrong:
+            raise Unavailable(f"the answer is no {kind.name}, but perhaps a proxy's: {wrong}") from None
         return decoded
 
     def _call(
@@ -222,7 +249,7 @@ class ApiCluster:
                 url,
                 body=msgspec.json.encode(body) if body is not None else None,
                 headers=headers,
-                timeout=timeout or urllib3.Timeout(connect=CALL_TIMEOUT_S, read=CALL_TIMEOUT_S),
+                timeout=timeout or urllib3.Timeout(connect=self._timeout_s, read=self._timeout_s),
                 # A retried write could be done twice; callers decide what to do again.
                 retries=False,
                 redirect=False,
@@ -230,7 +257,7 @@ class ApiCluster:
             )
         except urllib3.exceptions.HTTPError as broken:
             raise Unavailable(f"{method} {where}: {broken}") from None
-        if answer.status >= HTTP_ERROR:
+        if answer.status >= HTTP_REDIRECT:
             raise failure_of(answer)
         return answer
 
@@ -250,7 +277,7 @@ class ApiWatch(Generic[T]):
         """Give the changes as they come."""
         try:
             for line in lines_of(self._answer):
-                found = WATCH_LINES.decode(line)
+                found = watch_line(line)
                 if found.type == "ERROR":
                     failure = msgspec.json.decode(found.object, type=Failure)
                     raise api_error(failure.code, failure.reason, failure.message)
@@ -269,6 +296,22 @@ class ApiWatch(Generic[T]):
         self._closed = True
         with suppress(OSError, ValueError):
             self._answer.shutdown()
+
+
+def watch_line(line: bytes) -> WatchLine:
+    """Decode one line of a watch; the last one may be cut off."""
+    try:
+        return WATCH_LINES.decode(line)
+    except msgspec.DecodeError as wrong:
+        raise Unavailable(f"the watch is garbled: {wrong}") from None
+
+
+def page_of(answer: bytes) -> Page:
+    """Decode one page of a list."""
+    try:
+        return PAGES.decode(answer)
+    except msgspec.DecodeError as wrong:
+        raise Unavailable(f"the answer is no list, but perhaps a proxy's: {wrong}") from None
 
 
 def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

@@ -55,8 +55,10 @@ class Elector:
         on_stop: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster, self._name, self._namespace, self.identity = cluster, name, namespace, identity
         self._terms = terms or Terms()
+        # A call that hangs must not outlast the lease.
+        self._cluster = cluster.bounded(self._terms.renew_s / 2)
+        self._name, self._namespace, self.identity = name, namespace, identity
         self._on_start, self._on_stop, self._clock = on_start, on_stop, clock
         self._seen: Lease | None = None
         self._seen_at = 0.0
@@ -83,8 +85,9 @@ class Elector:
         return self
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Step down, release the lease so that another need not wait, and end."""
+        """Step down, release the lease so that another need not wait, and end. From its return on we do not lead."""
         self._stopping.set()
+        self._renewed_at = None
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -105,7 +108,7 @@ class Elector:
         except Exception:  # the outermost frame of the thread: it has to go on
             held = False
             self._log.exception("lease_call_crashed")
-        if held:
+        if held and not self._stopping.is_set():
             # Counted from before the call: others count from when they see it, which is later.
             self._renewed_at = began
         self._announce()
@@ -114,20 +117,28 @@ class Elector:
         if self.leading and not self._announced:
             self._announced = True
             self._log.info("leading")
-            self._on_start()
+            self._call(self._on_start)
         elif not self.leading and self._announced:
             self._announced = False
             self._renewed_at = None
             self._log.warning("leading_no_more")
-            self._on_stop()
+            self._call(self._on_stop)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:  # its fault must not cost us the lease, or others the election
+            self._log.exception("callback_failed")
 
     def _acquire_or_renew(self) -> bool:
         try:
             lease = self._cluster.get(LEASES, self._name, self._namespace)
         except NotFound:
-            return self._create()
+            # Somebody deleted it. Its holder does not know yet, and leads until it should have renewed.
+            free = self._seen is None or self._is_ours(self._seen) or self._is_free(self._seen)
+            return self._create() if free else False
         self._observe(lease)
-        if lease.spec.holder_identity == self.identity:
+        if self._is_ours(lease):
             return self._write(lease, lease.spec)
         if self._is_free(lease):
             taken = replace(
@@ -166,6 +177,9 @@ class Elector:
         if self._seen is None or self._seen.metadata.resource_version != lease.metadata.resource_version:
             self._seen, self._seen_at = lease, self._clock()
 
+    def _is_ours(self, lease: Lease) -> bool:
+        return lease.spec.holder_identity == self.identity
+
     def _is_free(self, lease: Lease) -> bool:
         if not lease.spec.holder_identity:
             return True
@@ -173,10 +187,9 @@ class Elector:
         return self._clock() - self._seen_at > lasts_s
 
     def _release(self) -> None:
-        was_leading = self.leading
         self._renewed_at = None
         self._announce()
-        if not was_leading or self._seen is None:
+        if self._seen is None or not self._is_ours(self._seen):
             return
         free = replace(self._seen.spec, holder_identity="", lease_duration_seconds=1, renew_time=micro_time())
         try:

@@ -60,8 +60,11 @@ class Recorder:
         if event.count == 1:
             try:
                 self._cluster.create(EVENTS, event)
-            except AlreadyExists:  # written before this process began to count
-                self._cluster.patch(EVENTS, name, namespace, {"lastTimestamp": event.last_timestamp})
+            except AlreadyExists:  # written before this process began to count: go on from there
+                count = self._cluster.get(EVENTS, name, namespace).count + 1
+                with self._lock:
+                    self._counts[name] = max(count, self._counts.get(name, 0))
+                self._cluster.patch(EVENTS, name, namespace, {"count": count, "lastTimestamp": event.last_timestamp})
             return
         try:
             self._cluster.patch(EVENTS, name, namespace, {"count": event.count, "lastTimestamp": event.last_timestamp})

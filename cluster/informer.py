@@ -21,15 +21,21 @@ from vcuda.decision import Unavailable
 
 T = TypeVar("T", bound=Object)
 
+FRUITLESS_S = 1.0
+
 Name = tuple[str, str]
 Handler = Callable[[T | None, T | None], None]
 
 
 class Pace(Struct, frozen=True):
-    """How patient an informer is. The API server sends a bookmark each minute, so longer silence is an omen."""
+    """How patient an informer is.
 
-    watch_s: float = 300.0
-    silence_s: float = 150.0
+    For a kind that is quiet since the API server started, not even bookmarks come; so a watch ends by itself before
+    its silence would tell anything, and that end is the sign of life.
+    """
+
+    watch_s: float = 100.0
+    silence_s: float = 130.0
     relist_s: float = 600.0
     retry_s: float = 0.5
     most_retry_s: float = 30.0
@@ -154,8 +160,14 @@ class Informer(Generic[T]):
         self._synced.set()
         version = listing.resource_version
         relist_at = time.monotonic() + self._pace.relist_s * random.uniform(0.8, 1.0)
+        fruitless = 0
         while not self._stopping.is_set() and time.monotonic() < relist_at:
+            began, before = time.monotonic(), version
             version = self._follow(version)
+            # A proxy, or an API server about to end, may close every watch at once: do not spin on it.
+            fruitless = fruitless + 1 if version == before and time.monotonic() - began < FRUITLESS_S else 0
+            if fruitless:
+                self._stopping.wait(self._pace.before_retry(fruitless))
 
     def _follow(self, version: str) -> str:
         """Watch until the server ends it, and give the version to go on from."""
@@ -181,14 +193,18 @@ class Informer(Generic[T]):
         return version
 
     def _replace(self, items: Iterable[T]) -> None:
+        """Put a list in place of the cache at once, then tell of every difference."""
         fresh = {name_of(item): item for item in items}
         with self._lock:
-            before = dict(self._objects)
+            before, self._objects = self._objects, fresh
+            self._indexes = {index: {} for index in self._index_of}
+            for name, item in fresh.items():
+                self._file(name, item)
         for name, old in before.items():
             if name not in fresh:
-                self._apply(old, gone=True)
-        for item in fresh.values():
-            self._apply(item, gone=False)
+                self._tell(old, None)
+        for name, item in fresh.items():
+            self._tell(before.get(name), item)
 
     def _apply(self, item: T, *, gone: bool) -> None:
         name = name_of(item)
@@ -199,30 +215,40 @@ class Informer(Generic[T]):
             if not gone:
                 self._objects[name] = item
                 self._file(name, item)
-        new = None if gone else item
-        if old is not None and new is not None and old.metadata.resource_version == new.metadata.resource_version:
-            return
+        # The last state of a deleted object is what the deletion reported, newer than what we held.
+        self._tell(item if gone and old is not None else old, None if gone else item)
+
+    def _tell(self, old: T | None, new: T | None) -> None:
         if old is None and new is None:
+            return
+        if old is not None and new is not None and old.metadata.resource_version == new.metadata.resource_version:
             return
         for handler in self._handlers:
             try:
-                # The last state of a deleted object is what the deletion reported, newer than what we held.
-                handler(item if gone else old, new)
+                handler(old, new)
             except Exception:  # a handler's fault must not cost the others their news
                 self.handler_errors += 1
-                self._log.exception("handler_failed", object="/".join(name))
+                self._log.exception("handler_failed", object="/".join(name_of(new or old or Object())))
 
     def _file(self, name: Name, item: T) -> None:
-        for index, key_of in self._index_of.items():
-            self._indexes[index].setdefault(key_of(item), {})[name] = item
+        for index in self._index_of:
+            self._indexes[index].setdefault(self._key(index, item), {})[name] = item
 
     def _unfile(self, name: Name, item: T) -> None:
-        for index, key_of in self._index_of.items():
-            key = key_of(item)
+        for index in self._index_of:
+            key = self._key(index, item)
             filed = self._indexes[index].get(key, {})
             filed.pop(name, None)
             if not filed:
                 self._indexes[index].pop(key, None)
+
+    def _key(self, index: str, item: T) -> Hashable:
+        try:
+            return self._index_of[index](item)
+        except Exception:  # one odd object must not keep all others out of the cache
+            self.handler_errors += 1
+            self._log.exception("index_failed", index=index, object="/".join(name_of(item)))
+            return None
 
 
 def name_of(item: Object) -> Name:

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from cluster.errors import Refused
 from cluster.objects import Kind, Object
 
 T = TypeVar("T", bound=Object)
@@ -62,6 +63,9 @@ class Watch(Protocol[T]):
 class Cluster(Protocol):
     """A cluster. Errors are those of `cluster.errors`, or Unavailable if it cannot be reached."""
 
+    def bounded(self, timeout_s: float) -> "Cluster":
+        """Give the same cluster with calls that take no longer than this."""
+
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""
 
@@ -102,6 +106,28 @@ class Cluster(Protocol):
 
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         """Give a pod its node, and annotations in the same write; Conflict if it has one."""
+
+
+def check_address(kind: Kind[T], name: str, namespace: str) -> None:
+    """Hold callers to naming one object: without a name the API would take the whole collection, deletes included."""
+    if not name or (kind.namespaced and not namespace):
+        raise TypeError(f"{kind.name}: name {name!r} and namespace {namespace!r} do not name one object")
+
+
+def check_create(kind: Kind[T], metadata: Mapping[str, Any]) -> None:
+    """Refuse what no API server would create, in the same words whoever is asked."""
+    if kind.namespaced and not metadata.get("namespace"):
+        raise Refused(
+            f"{kind.plural}: an empty namespace may not be set during creation", code=400, reason="BadRequest"
+        )
+    if metadata.get("resourceVersion"):
+        raise Refused("resourceVersion should not be set on objects to be created", code=400, reason="BadRequest")
+
+
+def check_version(since: str) -> None:
+    """Refuse to watch from what is no version."""
+    if not since.isdecimal():
+        raise Refused(f"resourceVersion: {since!r} is no version", code=400, reason="BadRequest")
 
 
 def check_update(kind: Kind[T], obj: T) -> None:

@@ -16,11 +16,21 @@ import msgspec
 
 from cluster import admission
 from cluster.admission import Hook, Operation
-from cluster.defaults import check_name, defaulted, immutable_fields, well_formed
+from cluster.defaults import check_change, check_name, check_object, defaulted, well_formed
 from cluster.errors import AlreadyExists, Conflict, NotFound, Refused
-from cluster.interface import EVERYTHING, Change, ChangeType, Listing, Selector, check_update
+from cluster.interface import (
+    EVERYTHING,
+    Change,
+    ChangeType,
+    Listing,
+    Selector,
+    check_address,
+    check_create,
+    check_update,
+    check_version,
+)
 from cluster.objects import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, PODS, Kind, Object, Raw
-from cluster.selectors import selects
+from cluster.selectors import compile_selector
 from cluster.store import Entry, Key, Store
 
 T = TypeVar("T", bound=Object)
@@ -28,7 +38,10 @@ T = TypeVar("T", bound=Object)
 NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 NAME_SUFFIX = 5
 NAME_TRIES = 8
+NAME_PREFIX = 63 - NAME_SUFFIX
+SERVER_OWNED = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 BOOKMARK_IDLE_S = 1.0
+NAMESPACED: tuple[Kind[Any], ...] = (PODS, CONFIG_MAPS, EVENTS, LEASES)
 FIRST_NAMESPACES = ("default", "kube-system")
 
 
@@ -42,14 +55,20 @@ class MemoryCluster:
         for name in FIRST_NAMESPACES:
             self.create(NAMESPACES, {"metadata": {"name": name}})
 
+    def bounded(self, timeout_s: float) -> "MemoryCluster":  # noqa: ARG002 - memory keeps nobody waiting
+        """Give this cluster."""
+        return self
+
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""
+        check_address(kind, name, namespace)
         return msgspec.convert(self._existing(key_of(kind, namespace, name)), kind.type)
 
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
         """Read all objects of a kind."""
+        selected = compile_selector(kind.plural, selector)
         found, version = self._store.all(kind.plural, namespace)
-        return Listing([msgspec.convert(obj, kind.type) for obj in found if selects(selector, obj)], str(version))
+        return Listing([msgspec.convert(obj, kind.type) for obj in found if selected(obj)], str(version))
 
     def watch(
         self,
@@ -62,6 +81,7 @@ class MemoryCluster:
         silence_s: float = 150.0,  # noqa: ARG002 - memory does not fall silent
     ) -> "MemoryWatch[T]":
         """Follow changes since a version."""
+        check_version(since)
         deadline = time.monotonic() + timeout_s
         return MemoryWatch(self._store, kind, int(since), namespace, selector=selector, deadline=deadline)
 
@@ -69,8 +89,9 @@ class MemoryCluster:
         """Make an object: mutate, name, validate, store, as the API server does and in that order."""
         given = copy.deepcopy(dict(obj)) if isinstance(obj, Mapping) else msgspec.to_builtins(obj)
         raw = well_formed(kind, {"apiVersion": kind.api_version, "kind": kind.name, **given})
-        if raw["metadata"].get("resourceVersion"):
-            raise Refused("resourceVersion should not be set on objects to be created", code=400, reason="BadRequest")
+        check_create(kind, raw["metadata"])
+        if kind.plural == PODS.plural:
+            raw.pop("status", None)
         for _ in range(NAME_TRIES):
             try:
                 return msgspec.convert(self._create(kind, copy.deepcopy(raw), dry_run=dry_run), kind.type)
@@ -96,9 +117,10 @@ class MemoryCluster:
         raw["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(self._now()), "generation": 1}
         raw["metadata"].pop("deletionTimestamp", None)
         if not raw["metadata"].get("name") and raw["metadata"].get("generateName"):
-            raw["metadata"]["name"] = raw["metadata"]["generateName"] + generated_suffix()
+            raw["metadata"]["name"] = raw["metadata"]["generateName"][:NAME_PREFIX] + generated_suffix()
         name = check_name(kind, raw["metadata"].get("name", ""))
         admission.validate(self.hooks, msgspec.structs.replace(operation, name=name), raw)
+        check_object(kind, raw)
         with self._store.lock:
             key = key_of(kind, namespace, name)
             if self._store.get(key) is not None:
@@ -112,22 +134,13 @@ class MemoryCluster:
         raw = {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(obj)}
         key = key_of(kind, obj.metadata.namespace, obj.metadata.name)
 
-        def replaced(old: Raw) -> Raw:
-            new: Raw = raw | {"metadata": dict(raw["metadata"])}
-            kept = {
-                name: old["metadata"][name] for name in ("generation", "deletionTimestamp") if name in old["metadata"]
-            }
-            new["metadata"] |= kept
-            new["metadata"].setdefault("uid", old["metadata"]["uid"])
-            new["metadata"].setdefault("creationTimestamp", old["metadata"]["creationTimestamp"])
-            return new
-
-        return msgspec.convert(self._write(kind, key, replaced), kind.type)
+        return msgspec.convert(self._write(kind, key, lambda _: raw), kind.type)
 
     def patch(
         self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], *, subresource: str = ""
     ) -> T:
         """Merge changes into an object; status and the rest are written apart, as on the API."""
+        check_address(kind, name, namespace)
         wanted = dict(changes)
         split = "status" in kind.subresources
         if subresource == "status":
@@ -142,18 +155,15 @@ class MemoryCluster:
         """Change an object as a compare-and-swap: admission is asked outside the lock, then versions compared."""
         while True:
             old = self._existing(key)
-            new = change(old)
-            if new["metadata"].get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
-                raise conflict(kind, key)
-            if new["metadata"].get("uid") != old["metadata"]["uid"]:
-                raise conflict(kind, key)
+            new = self._changed(kind, key, old, change(old))
             operation = Operation(
                 "UPDATE", kind.api_version, kind.name, kind.plural, key[1], key[2], subresource, old=old
             )
-            new = defaulted(kind, admission.mutate(self.hooks, operation, new))
+            new = defaulted(kind, well_formed(kind, admission.mutate(self.hooks, operation, new)))
             if not subresource:
-                immutable_fields(kind, old, new)
+                check_change(kind, old, new)
             admission.validate(self.hooks, operation, new)
+            check_object(kind, new)
             with self._store.lock:
                 current = self._existing(key)
                 if current["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
@@ -163,51 +173,93 @@ class MemoryCluster:
                     self._finish(kind, key, written)
                 return written
 
+    @staticmethod
+    def _changed(kind: Kind[T], key: Key, old: Raw, wanted: Raw) -> Raw:
+        """Take what a caller wants an object to be, but for what is the server's own."""
+        new = well_formed(kind, wanted)
+        metadata = dict(new["metadata"])
+        for field in ("resourceVersion", "uid"):
+            if metadata.setdefault(field, old["metadata"][field]) != old["metadata"][field]:
+                raise conflict(kind, key)
+        kept = {field: old["metadata"][field] for field in SERVER_OWNED if field in old["metadata"]}
+        metadata = {field: value for field, value in metadata.items() if field not in SERVER_OWNED} | kept
+        return new | {"metadata": metadata}
+
     def _finish(self, kind: Kind[T], key: Key, obj: Raw) -> None:
         """Remove an object that only waited for its finalizers; a pod waits for its kubelet as well."""
         if kind.plural != PODS.plural or not obj["metadata"].get("deletionGracePeriodSeconds"):
             self._store.remove(key)
+            self._settle_namespace(key[1])
 
     def delete(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
     ) -> None:
         """Delete an object: at once, or marked if it has finalizers or a kubelet still has to stop it."""
+        check_address(kind, name, namespace)
         key = key_of(kind, namespace, name)
-        old = self._existing(key)
-        if uid and old["metadata"]["uid"] != uid:
-            raise conflict(kind, key)
-        operation = Operation("DELETE", kind.api_version, kind.name, kind.plural, key[1], name, old=old)
+        operation = Operation("DELETE", kind.api_version, kind.name, kind.plural, key[1], name, old=self._existing(key))
         admission.validate(self.hooks, operation, None)
         with self._store.lock:
             old = self._existing(key)
-            grace = grace_of(kind, old) if grace_s is None else grace_s
-            if grace_of(kind, old) == 0:
-                grace = 0
-            if grace or old["metadata"].get("finalizers"):
-                until = timestamp(self._now() + timedelta(seconds=grace))
-                marks = {"deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
-                self._store.put(key, old | {"metadata": old["metadata"] | marks})
-            else:
-                self._store.remove(key)
+            if uid and old["metadata"]["uid"] != uid:
+                raise conflict(kind, key)
+            self._mark_or_remove(kind, key, old, grace_s)
             if kind.plural == NAMESPACES.plural:
                 self._empty(name)
 
+    def _mark_or_remove(self, kind: Kind[T], key: Key, old: Raw, grace_s: int | None) -> None:
+        """Mark or remove an object; a later delete can cut a kubelet's grace short, and never make it longer."""
+        metadata = old["metadata"]
+        grace = grace_of(kind, old)
+        if grace and grace_s is not None:
+            grace = grace_s
+        if metadata.get("deletionTimestamp"):
+            grace = min(grace, metadata.get("deletionGracePeriodSeconds", 0))
+        waits = metadata.get("finalizers") or kind.plural == NAMESPACES.plural
+        if not grace and not waits:
+            self._store.remove(key)
+            self._settle_namespace(key[1])
+        elif not metadata.get("deletionTimestamp") or grace != metadata.get("deletionGracePeriodSeconds"):
+            marks = {
+                "deletionTimestamp": timestamp(self._now() + timedelta(seconds=grace)),
+                "deletionGracePeriodSeconds": grace,
+            }
+            phase = {"status": {"phase": "Terminating"}} if kind.plural == NAMESPACES.plural else {}
+            self._store.put(key, old | phase | {"metadata": metadata | marks})
+
     def _empty(self, namespace: str) -> None:
-        for kind in (PODS, CONFIG_MAPS, EVENTS, LEASES):
+        """Remove what a doomed namespace holds, and the namespace itself unless finalizers hold something back."""
+        for kind in NAMESPACED:
             for obj in self._store.all(kind.plural, namespace)[0]:
-                self._store.remove((kind.plural, namespace, obj["metadata"]["name"]))
+                key = key_of(kind, namespace, obj["metadata"]["name"])
+                if obj["metadata"].get("finalizers"):
+                    self._mark_or_remove(kind, key, obj, 0)
+                else:
+                    self._store.remove(key)
+        self._settle_namespace(namespace)
+
+    def _settle_namespace(self, namespace: str) -> None:
+        """End a doomed namespace once nothing is left in it."""
+        key = key_of(NAMESPACES, "", namespace)
+        found = self._store.get(key)
+        if found is None or not found["metadata"].get("deletionTimestamp"):
+            return
+        if not any(self._store.all(kind.plural, namespace)[0] for kind in NAMESPACED):
+            self._store.remove(key)
 
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         """Give a pod its node and the annotations in one write."""
+        check_address(PODS, pod, namespace)
         key = key_of(PODS, namespace, pod)
-        binding = {
+        binding: Raw = {
             "apiVersion": "v1",
             "kind": "Binding",
             "metadata": {"name": pod, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         operation = Operation("CREATE", "v1", "Binding", PODS.plural, namespace, pod, "binding")
-        admission.validate(self.hooks, operation, admission.mutate(self.hooks, operation, binding))
+        binding = admission.mutate(self.hooks, operation, binding)
+        admission.validate(self.hooks, operation, binding)
         with self._store.lock:
             old = self._existing(key)
             if uid and old["metadata"]["uid"] != uid:
@@ -216,8 +268,12 @@ class MemoryCluster:
                 raise Conflict(f"pod {pod} is already assigned to node {at!r}", code=409, reason="Conflict")
             if old["metadata"].get("deletionTimestamp"):
                 raise Conflict(f"pod {pod} is being deleted, cannot be assigned to a host", code=409, reason="Conflict")
-            wanted = {"metadata": {"annotations": dict(annotations)}, "spec": {"nodeName": node}}
-            self._store.put(key, merged(old, wanted))
+            if old["spec"].get("schedulingGates"):
+                raise Conflict(f"pod {pod} has non-empty .spec.schedulingGates", code=409, reason="Conflict")
+            bound = binding["metadata"].get("annotations") or {}
+            self._store.put(
+                key, merged(old, {"metadata": {"annotations": bound}, "spec": {"nodeName": binding["target"]["name"]}})
+            )
 
     def _existing(self, key: Key) -> Raw:
         found = self._store.get(key)
@@ -228,11 +284,10 @@ class MemoryCluster:
     def _check_namespace(self, kind: Kind[T], namespace: str) -> None:
         if not kind.namespaced:
             return
-        if not namespace:
-            raise Refused(
-                f"{kind.plural}: an empty namespace may not be set during creation", code=400, reason="BadRequest"
-            )
-        self._existing((NAMESPACES.plural, "", namespace))
+        found = self._existing(key_of(NAMESPACES, "", namespace))
+        if found["metadata"].get("deletionTimestamp"):
+            message = f"unable to create new content in namespace {namespace} because it is being terminated"
+            raise Refused(message, code=403, reason="Forbidden")
 
 
 class MemoryWatch(Generic[T]):
@@ -242,17 +297,15 @@ class MemoryWatch(Generic[T]):
         self, store: Store, kind: Kind[T], since: int, namespace: str, *, selector: Selector, deadline: float
     ) -> None:
         self._store, self._kind, self._since, self._deadline = store, kind, since, deadline
-        self._namespace, self._selector, self._closed = namespace, selector, False
+        self._namespace, self._condition, self._closed = namespace, compile_selector(kind.plural, selector), False
 
     def __iter__(self) -> Iterator[Change[T]]:
         """Give the changes as they come, and a bookmark when it has been quiet."""
-        told = self._since
         for entry in self._store.follow(self._since, self._deadline, lambda: self._closed, BOOKMARK_IDLE_S):
             if entry is None:
-                if told < (told := self._store.version):
-                    yield self._bookmark(told)
+                yield self._bookmark(self._since)
                 continue
-            told = entry.version
+            self._since = entry.version
             if change := self._seen(entry):
                 yield change
 
@@ -269,12 +322,15 @@ class MemoryWatch(Generic[T]):
         if not before and not after:
             return None
         kinds = {(True, True): ChangeType.MODIFIED, (False, True): ChangeType.ADDED, (True, False): ChangeType.DELETED}
-        return Change(kinds[before, after], msgspec.convert(entry.last, self._kind.type))
+        # Leaving a selector shows the last state that was within it, at the version at which it left.
+        state = entry.last if after or entry.old is None else entry.old
+        metadata = state["metadata"] | {"resourceVersion": str(entry.version)}
+        return Change(kinds[before, after], msgspec.convert(state | {"metadata": metadata}, self._kind.type))
 
     def _selected(self, obj: Raw | None) -> bool:
         if obj is None or self._namespace not in ("", obj["metadata"].get("namespace", "")):
             return False
-        return selects(self._selector, obj)
+        return self._condition(obj)
 
     def _bookmark(self, version: int) -> Change[T]:
         mark = {"metadata": {"resourceVersion": str(version)}}

@@ -126,6 +126,8 @@ class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
+    strategy: str | None = None
+    preferred_holder: str | None = None
 
 
 class Lease(Object, frozen=True, kw_only=True):

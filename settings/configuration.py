@@ -20,10 +20,10 @@ Every value can be overridden: by an environment variable named after its path (
 `QUOTIENT_LOG_LEVEL`), and over that by a flag (`--set log.level=debug`).
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from vcuda.memory import DEFAULT_UNIT_MIB
 from vcuda.names import DEFAULT_DOMAIN, names_for
@@ -54,12 +54,17 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     api_version: Literal["quotient.dev/v1"] = API_VERSION
     kind: Literal["Configuration"] = KIND
     domain: str = DEFAULT_DOMAIN
-    memory_unit_mib: int = msgspec.field(name="memoryUnitMiB", default=DEFAULT_UNIT_MIB)
+    memory_unit_mib: Annotated[int, Meta(ge=1, le=MAX_UNIT_MIB)] = msgspec.field(
+        name="memoryUnitMiB", default=DEFAULT_UNIT_MIB
+    )
     vocabularies: Dialects = Dialects()
     cluster: Access = Access()
     log: Log = Log()
 
-    def __post_init__(self) -> None:
-        names_for(self.domain)
-        if not 1 <= self.memory_unit_mib <= MAX_UNIT_MIB:
-            raise ValueError(f"memoryUnitMiB is {self.memory_unit_mib}; a unit has from 1 to {MAX_UNIT_MIB} MiB")
+    def mistake(self) -> tuple[str, str] | None:
+        """Find what types alone cannot exclude: the path and what is wrong there."""
+        try:
+            names_for(self.domain)
+        except ValueError as wrong:
+            return "domain", str(wrong)
+        return None

@@ -36,16 +36,17 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Iterable[str]
     if file is not None:
         values = read_file(file)
         sources |= dict.fromkeys(leaves_of(values), str(file))
-    for path in leaves(Configuration):
+    known = types(Configuration)
+    for path in known:
         variable = variable_of(path)
         if variable in environment:
-            put(values, path, scalar(environment[variable]))
+            put(values, path, scalar(environment[variable], known[path]))
             sources[path] = variable
     for flag in flags:
         path, separator, text = flag.partition("=")
-        if not separator or path not in leaves(Configuration):
-            raise ConfigurationError(f"--set {flag}: write PATH=VALUE with one of {', '.join(leaves(Configuration))}")
-        put(values, path, scalar(text))
+        if not separator or path not in known:
+            raise ConfigurationError(f"--set {flag}: write PATH=VALUE with one of {', '.join(known)}")
+        put(values, path, scalar(text, known[path]))
         sources[path] = f"--set {path}"
     return Loaded(decode(values, sources, file), sources)
 
@@ -72,21 +73,33 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def decode(values: dict[str, Any], sources: Mapping[str, str], file: Path | None) -> Configuration:
-    """Check values against the struct, strictly; the first mistake is named with its path and source."""
-    try:
-        return msgspec.convert(values, Configuration)
-    except msgspec.ValidationError as wrong:
-        found = WHERE.match(str(wrong))
-        message, path = (found["message"], (found["path"] or "").lstrip(".")) if found else (str(wrong), "")
-        if unknown := UNKNOWN.search(message):
-            path = f"{path}.{unknown['field']}" if path else unknown["field"]
-            message = f"there is no such field{suggestion(path)}"
-        if choices := choices_of(path):
-            message = f"write one of {', '.join(choices)}"
+    """Check values against the struct, strictly; the first mistake is named with its source, path and value."""
+
+    def error(path: str, message: str) -> ConfigurationError:
         source = sources.get(path) or (str(file) if file else "configuration")
         shown = lookup(values, path)
         value = f"{shown!r}: " if path and not isinstance(shown, dict) else ""
-        raise ConfigurationError(f"{source}: {path or 'configuration'}: {value}{message}") from None
+        return ConfigurationError(f"{source}: {path or 'configuration'}: {value}{message}")
+
+    try:
+        configuration = msgspec.convert(values, Configuration)
+    except msgspec.ValidationError as wrong:
+        raise error(*explain(str(wrong))) from None
+    if mistake := configuration.mistake():
+        raise error(*mistake)
+    return configuration
+
+
+def explain(text: str) -> tuple[str, str]:
+    """Turn the decoder's words into a path and what is wrong there."""
+    found = WHERE.match(text)
+    message, path = (found["message"], (found["path"] or "").lstrip(".")) if found else (text, "")
+    if unknown := UNKNOWN.search(message):
+        path = f"{path}.{unknown['field']}" if path else unknown["field"]
+        return path, f"there is no such field{suggestion(path)}"
+    if choices := choices_of(path):
+        return path, f"write one of {', '.join(choices)}"
+    return path, message
 
 
 def choices_of(path: str) -> list[str]:
@@ -111,16 +124,21 @@ def suggestion(path: str) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(leaves(Configuration))}"
 
 
-def leaves(struct: type[Struct], prefix: str = "") -> list[str]:
-    """List the paths of all values that can be set."""
-    paths: list[str] = []
+def types(struct: type[Struct], prefix: str = "") -> dict[str, Any]:
+    """Give the paths of all values that can be set, with their types."""
+    found: dict[str, Any] = {}
     for field in msgspec.structs.fields(struct):
         path = f"{prefix}{field.encode_name}"
         if is_struct(field.type):
-            paths += leaves(field.type, path + ".")
+            found |= types(field.type, path + ".")
         elif path not in ("apiVersion", "kind"):
-            paths.append(path)
-    return paths
+            found[path] = field.type
+    return found
+
+
+def leaves(struct: type[Struct]) -> list[str]:
+    """List the paths of all values that can be set."""
+    return list(types(struct))
 
 
 def leaves_of(values: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -136,8 +154,10 @@ def variable_of(path: str) -> str:
     return PREFIX + WORDS.sub("_", path.replace("MiB", "Mib")).replace(".", "_").upper()
 
 
-def scalar(text: str) -> Any:  # noqa: ANN401 - whatever YAML makes of it
-    """Read a value from the environment or a flag as it would be read in the file."""
+def scalar(text: str, kind: Any) -> Any:  # noqa: ANN401 - whatever YAML makes of it
+    """Read a value from the environment or a flag as it would be read in the file; where text is wanted, as it is."""
+    if kind is str:
+        return text
     try:
         documents = parse_documents(text)
     except DocumentError:

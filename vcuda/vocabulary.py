@@ -5,8 +5,9 @@ is adding an entry to `vocabularies`; nothing else in Quotient knows their names
 """
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from vcuda import names as known
 from vcuda.decision import Code
@@ -61,13 +62,9 @@ class Vocabulary(Struct, frozen=True):
 class Dialects(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Which vocabularies a cluster accepts beside the canonical one, and how they are measured."""
 
-    vgpu_per_gpu: int = 10
+    vgpu_per_gpu: Annotated[int, Meta(ge=1, le=WHOLE)] = 10
     nvidia_gpu: bool = False
     hami: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.vgpu_per_gpu <= WHOLE:
-            raise ValueError(f"vgpuPerGpu is {self.vgpu_per_gpu}; a GPU has from 1 to {WHOLE} virtual ones")
 
 
 def vocabularies(

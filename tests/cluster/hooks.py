@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import trustme
 
-from cluster.admission import Hook
+from cluster.admission import Hook, Review
 from tests.cluster.real import RealCluster
 from tests.waiting import eventually
 
@@ -64,6 +64,15 @@ class RealHooks:
             eventually(called, f"{hook.name} to be called")
 
 
+def answered(review: Review, **response: Any) -> Review:
+    """Write an answer to a review; it allows unless told otherwise."""
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {"uid": review["request"]["uid"], "allowed": True, **response},
+    }
+
+
 def serve(hook: Hook, authority: trustme.CA) -> ThreadingHTTPServer:
     """Serve one hook over HTTPS on loopback; reviews of probes are allowed and not passed on."""
 
@@ -72,14 +81,14 @@ def serve(hook: Hook, authority: trustme.CA) -> ThreadingHTTPServer:
             review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if (review["request"].get("object") or {}).get("metadata", {}).get("generateName") == "probe-":
                 self.server.probed = True  # type: ignore[attr-defined]
-                answer = {"response": {"uid": review["request"]["uid"], "allowed": True}}
+                answer = answered(review)
             else:
                 try:
                     answer = hook.call(review)
                 except Exception:  # a hook that crashes is part of the tests
                     self.send_error(500)
                     return
-            body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", **answer}).encode()
+            body = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

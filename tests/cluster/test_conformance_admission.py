@@ -2,14 +2,16 @@
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cluster.admission import Hook, Review
-from cluster.errors import NotFound, Refused
+from cluster.errors import Conflict, NotFound, Refused
 from cluster.objects import PODS
 from tests.cluster.conftest import Tenant
+from tests.cluster.hooks import answered
 from tests.cluster.objects import gpu_pod, pod
 from vcuda.decision import Unavailable
 
@@ -26,12 +28,12 @@ class Recorded:
     def __call__(self, review: Review) -> Review:
         request = review["request"]
         self.requests.append(request)
-        response: dict[str, Any] = {"uid": request["uid"], "allowed": self._denial is None}
+        response: dict[str, Any] = {"allowed": self._denial is None}
         if self._patch:
             response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(self._patch).encode()).decode()}
         if self._denial:
             response["status"] = self._denial
-        return {"response": response}
+        return answered(review, **response)
 
 
 def test_the_mutating_call_sees_no_identity_and_the_validating_call_sees_all(tenant: Tenant, namespace: str) -> None:
@@ -77,6 +79,56 @@ def test_a_denial_reaches_the_user_in_its_own_words(tenant: Tenant, namespace: s
         tenant.cluster.create(PODS, pod(namespace, "p"))
     with pytest.raises(NotFound):
         tenant.cluster.get(PODS, "p", namespace)
+
+
+DENIALS = {404: NotFound, 409: Conflict, 422: Refused, 429: Unavailable, 500: Unavailable}
+
+
+@pytest.mark.parametrize(("code", "family"), DENIALS.items())
+def test_a_denials_code_decides_what_the_user_is_told(
+    tenant: Tenant, namespace: str, code: int, family: type[Exception]
+) -> None:
+    """A hook that denies with a server's code makes a client try again: ours must not."""
+    tenant.add_hook(Hook("validate.quotient.test", Recorded(denial={"code": code, "message": "no"})))
+    with pytest.raises(family):
+        tenant.cluster.create(PODS, pod(namespace, "p"))
+
+
+BROKEN: dict[str, tuple[bool, Callable[[Review], Review]]] = {
+    "another review's uid": (False, lambda review: answered(review, uid="other")),
+    "no kind": (False, lambda review: {"response": answered(review)["response"]}),
+    "a patch from a validating hook": (False, lambda review: answered(review, patch="W10=", patchType="JSONPatch")),
+    "a patch without its type": (True, lambda review: answered(review, patch="W10=")),
+    "a patch that does not apply": (True, Recorded(patch=[{"op": "remove", "path": "/spec/no/such"}])),
+    "a patch that is none": (True, lambda review: answered(review, patch="e30=", patchType="JSONPatch")),
+}
+
+
+@pytest.mark.parametrize(("mutating", "hook"), BROKEN.values(), ids=BROKEN.keys())
+def test_an_answer_that_breaks_the_protocol_is_no_answer(
+    tenant: Tenant,
+    namespace: str,
+    mutating: bool,  # noqa: FBT001
+    hook: Callable[[Review], Review],
+) -> None:
+    """Neither an allowance nor a denial."""
+    tenant.add_hook(Hook("broken.quotient.test", hook, mutating=mutating))
+    with pytest.raises(Unavailable):
+        tenant.cluster.create(PODS, pod(namespace, "p"))
+
+
+def test_a_mutated_binding_is_what_is_bound(tenant: Tenant, namespace: str) -> None:
+    """A hook may add to the annotations that reach the pod."""
+    patch = [{"op": "add", "path": "/metadata/annotations/from", "value": "hook"}]
+    made = tenant.cluster.create(PODS, pod(namespace, "p"))
+    hook = Recorded(patch=patch)
+
+    def bindings_only(review: Review) -> Review:
+        return hook(review) if review["request"]["kind"]["kind"] == "Binding" else answered(review)
+
+    tenant.add_hook(Hook("bind.quotient.test", bindings_only, mutating=True, resources=("pods/binding", "pods")))
+    tenant.cluster.bind("p", namespace, "node-x", uid=made.metadata.uid, annotations={"a": "b"})
+    assert tenant.cluster.get(PODS, "p", namespace).metadata.annotations == {"a": "b", "from": "hook"}
 
 
 def test_a_dry_run_says_so_to_the_hooks(tenant: Tenant, namespace: str) -> None:

@@ -279,6 +279,158 @@ def test_what_has_not_the_shape_of_a_pod_is_refused(cluster: Cluster, namespace:
         cluster.create(PODS, made)
 
 
+def test_nulls_count_as_absent(cluster: Cluster, namespace: str) -> None:
+    """As in `annotations:` with nothing behind it."""
+    made = pod(namespace, "p", metadata={"annotations": None, "labels": None})
+    assert cluster.create(PODS, made).metadata.annotations == {}
+
+
+def test_one_object_has_to_be_named(cluster: Cluster, namespace: str) -> None:
+    """An empty name would mean all of them, to a delete as well."""
+    cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
+    for attempt in (
+        lambda: cluster.get(CONFIG_MAPS, "", namespace),
+        lambda: cluster.delete(CONFIG_MAPS, "", namespace),
+        lambda: cluster.delete(CONFIG_MAPS, "one", ""),
+        lambda: cluster.patch(CONFIG_MAPS, "", namespace, {}),
+        lambda: cluster.bind("", namespace, "node-x", uid="", annotations={}),
+    ):
+        with pytest.raises(TypeError, match="do not name one object"):
+            attempt()
+    assert cluster.get(CONFIG_MAPS, "one", namespace)
+
+
+UNCREATABLE: dict[str, dict[str, Any]] = {
+    "part of an extended resource": {"limits": {"example.com/gpu": "0.3"}},
+    "requests other than limits": {"limits": {"example.com/gpu": "2"}, "requests": {"example.com/gpu": "1"}},
+    "requests without limits": {"requests": {"example.com/gpu": "1"}},
+}
+
+
+@pytest.mark.parametrize("resources", UNCREATABLE.values(), ids=UNCREATABLE.keys())
+def test_extended_resources_are_whole_and_not_overcommitted(
+    cluster: Cluster, namespace: str, resources: dict[str, Any]
+) -> None:
+    """Checked after admission, so a hook may still put it right."""
+    containers = [{"name": "c0", "image": "i", "resources": resources}]
+    with pytest.raises(Refused):
+        cluster.create(PODS, pod(namespace, "p", spec={"containers": containers}))
+
+
+def test_what_is_too_large_or_misshapen_is_refused(cluster: Cluster, namespace: str) -> None:
+    """A ledger, a placement and a label have limits."""
+    for made in (
+        config_map(namespace, "large", data="x" * (1024 * 1024 + 1)),
+        replace(config_map(namespace, "m"), metadata=Metadata(name="m", namespace=namespace, labels={"a": "b c"})),
+        replace(
+            config_map(namespace, "m"),
+            metadata=Metadata(name="m", namespace=namespace, annotations={"a": "x" * 262145}),
+        ),
+    ):
+        with pytest.raises(Refused):
+            cluster.create(CONFIG_MAPS, made)
+    twins = [{"name": "c", "image": "i"}, {"name": "c", "image": "i"}]
+    with pytest.raises(Refused):
+        cluster.create(PODS, pod(namespace, "p", spec={"containers": twins}))
+    with pytest.raises(Refused):
+        cluster.create(NAMESPACES, {"metadata": {"name": "a.b"}})
+
+
+def test_an_immutable_config_map_stays(cluster: Cluster, namespace: str) -> None:
+    """Also its mark."""
+    made = cluster.create(CONFIG_MAPS, replace(config_map(namespace, "one", a="1"), immutable=True))
+    for changed in (replace(made, data={"a": "2"}), replace(made, immutable=None)):
+        with pytest.raises(Refused):
+            cluster.update(CONFIG_MAPS, changed)
+
+
+def test_what_is_the_servers_own_cannot_be_written(cluster: Cluster, namespace: str) -> None:
+    """Names, times, and the mark of deletion."""
+    made = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
+    for metadata in ({"name": "other"}, {"namespace": "default"}):
+        with pytest.raises(Refused):
+            cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": metadata})
+    cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": {"uid": None, "creationTimestamp": None}})
+    assert cluster.get(CONFIG_MAPS, "one", namespace).metadata == made.metadata
+
+
+def test_no_finalizer_is_added_to_what_is_being_deleted(cluster: Cluster, namespace: str) -> None:
+    """And deleting it again changes nothing."""
+    held = config_map(namespace, "one")
+    cluster.create(CONFIG_MAPS, replace(held, metadata=replace(held.metadata, finalizers=["quotient.dev/test"])))
+    cluster.delete(CONFIG_MAPS, "one", namespace)
+    marked = cluster.get(CONFIG_MAPS, "one", namespace)
+    cluster.delete(CONFIG_MAPS, "one", namespace)
+    assert cluster.get(CONFIG_MAPS, "one", namespace) == marked
+    more = {"metadata": {"finalizers": ["quotient.dev/test", "quotient.dev/late"]}}
+    with pytest.raises(Refused):
+        cluster.patch(CONFIG_MAPS, "one", namespace, more)
+    cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": {"finalizers": None}})
+
+
+def test_grace_is_only_ever_cut_short(cluster: Cluster, namespace: str) -> None:
+    """A second delete does not give a pod more time."""
+    made = cluster.create(PODS, pod(namespace, "p"))
+    cluster.bind("p", namespace, "no-such-node", uid=made.metadata.uid, annotations={})
+    cluster.delete(PODS, "p", namespace, grace_s=20)
+    cluster.delete(PODS, "p", namespace)
+    assert cluster.get(PODS, "p", namespace).metadata.deletion_grace_period_seconds == 20
+    cluster.delete(PODS, "p", namespace, grace_s=5)
+    assert cluster.get(PODS, "p", namespace).metadata.deletion_grace_period_seconds == 5
+    cluster.delete(PODS, "p", namespace, grace_s=0)
+
+
+def test_a_new_pod_has_not_begun(cluster: Cluster, namespace: str) -> None:
+    """Whatever its author writes into its status."""
+    assert cluster.create(PODS, pod(namespace, "p", status={"phase": "Running"})).status.phase == "Pending"
+
+
+def test_a_gated_pod_cannot_be_bound(cluster: Cluster, namespace: str) -> None:
+    """Whoever gated it is not done."""
+    gates = [{"name": "quotient.dev/test"}]
+    made = cluster.create(PODS, pod(namespace, "p", spec={"schedulingGates": gates}))
+    with pytest.raises(Conflict):
+        cluster.bind("p", namespace, "node-x", uid=made.metadata.uid, annotations={})
+
+
+def test_a_long_prefix_is_cut_for_a_generated_name(cluster: Cluster, namespace: str) -> None:
+    """So that pods' names fit where they are used as labels."""
+    made = cluster.create(PODS, pod(namespace, metadata={"generateName": "x" * 70}))
+    assert len(made.metadata.name) == 63
+
+
+def test_a_namespace_carries_its_name_as_a_label(cluster: Cluster, namespace: str) -> None:
+    """The label that a webhook configuration selects by."""
+    found = cluster.get(NAMESPACES, namespace)
+    assert found.metadata.labels["kubernetes.io/metadata.name"] == namespace
+    assert found.status.phase == "Active"
+
+
+def test_a_namespace_waits_for_what_finalizers_hold(cluster: Cluster) -> None:
+    """Meanwhile nothing new is made in it."""
+    cluster.create(NAMESPACES, {"metadata": {"name": "held"}})
+    held = config_map("held", "one")
+    cluster.create(CONFIG_MAPS, replace(held, metadata=replace(held.metadata, finalizers=["quotient.dev/test"])))
+    cluster.delete(NAMESPACES, "held")
+    assert cluster.get(NAMESPACES, "held").status.phase == "Terminating"
+    with pytest.raises(Refused):
+        cluster.create(CONFIG_MAPS, config_map("held", "two"))
+    eventually(lambda: cluster.get(CONFIG_MAPS, "one", "held").metadata.deletion_timestamp, "the mark")
+    cluster.patch(CONFIG_MAPS, "one", "held", {"metadata": {"finalizers": None}})
+    eventually(
+        lambda: "held" not in {each.metadata.name for each in cluster.list(NAMESPACES).items}, "the namespace to go"
+    )
+
+
+@pytest.mark.parametrize("selector", ["a=b=c", "a b", "in (x)", "a in x", "=b"])
+def test_a_selector_that_cannot_be_read_is_refused(cluster: Cluster, namespace: str, selector: str) -> None:
+    """It does not quietly select nothing."""
+    with pytest.raises(Refused):
+        cluster.list(PODS, namespace, Selector(labels=selector))
+    with pytest.raises(Refused):
+        cluster.list(PODS, namespace, Selector(fields="spec.no-such-field=x"))
+
+
 def test_lists_are_selected_by_namespace_labels_and_fields(cluster: Cluster, namespace: str) -> None:
     """As far as components use selectors."""
     for name, labels in (("a", {"app": "x"}), ("b", {"app": "y"}), ("c", {})):
@@ -287,6 +439,7 @@ def test_lists_are_selected_by_namespace_labels_and_fields(cluster: Cluster, nam
         "app=x": {"a"},
         "app!=x": {"b", "c"},
         "app in (x,y)": {"a", "b"},
+        "app in(x,y)": {"a", "b"},
         "app notin (x)": {"b", "c"},
         "app": {"a", "b"},
         "!app": {"c"},

@@ -3,8 +3,9 @@
 import threading
 
 import pytest
+from msgspec.structs import replace
 
-from cluster.errors import Expired
+from cluster.errors import Expired, Refused
 from cluster.interface import Change, ChangeType, Cluster, Selector
 from cluster.objects import CONFIG_MAPS, PODS, ConfigMap, Pod
 from tests.cluster.conftest import Tenant
@@ -75,6 +76,25 @@ def test_through_a_selector_leaving_looks_like_deletion_and_entering_like_creati
         cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": {"labels": labels}})
     seen = seen_until(cluster, since, namespace, "one", Selector(labels="in=1"))
     assert seen == [(ADDED, "one"), (MODIFIED, "one"), (DELETED, "one")]
+
+
+def test_what_leaves_a_selector_is_shown_as_it_was_within(cluster: Cluster, namespace: str) -> None:
+    """The state that was selected, at the version at which it no longer was."""
+    made = config_map(namespace, "one")
+    created = cluster.create(CONFIG_MAPS, replace(made, metadata=replace(made.metadata, labels={"in": "1"})))
+    left = cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": {"labels": {"in": None}}})
+    since = created.metadata.resource_version
+    watch = cluster.watch(CONFIG_MAPS, since, namespace, Selector(labels="in=1"), timeout_s=20)
+    change: Change[ConfigMap] = next(change for change in watch if change.type is DELETED)
+    watch.close()
+    assert change.object.metadata.labels == {"in": "1"}
+    assert change.object.metadata.resource_version == left.metadata.resource_version
+
+
+def test_a_version_that_is_none_is_refused(cluster: Cluster, namespace: str) -> None:
+    """Not taken for the beginning."""
+    with pytest.raises(Refused):
+        list(cluster.watch(CONFIG_MAPS, "abc", namespace, timeout_s=1))
 
 
 def test_a_field_selector_follows_the_binding(cluster: Cluster, namespace: str) -> None:

@@ -1,5 +1,6 @@
 """Leader election: never two at once by their own clocks, and soon another when one is gone."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -154,6 +155,68 @@ def test_of_two_that_reach_for_a_free_lease_one_gets_it() -> None:
     a.step()
     b.step()
     assert [a.leading, b.leading] == [True, False]
+
+
+def test_a_deleted_lease_is_not_taken_while_its_holder_may_still_lead() -> None:
+    """Whoever saw it held waits as long as if it were still there."""
+    memory, clock = MemoryCluster(), Clock()
+    a, b = elector(memory, "a", clock), elector(memory, "b", clock)
+    a.step()
+    b.step()
+    memory.delete(LEASES, "leader", "default")
+    b.step()
+    assert (a.leading, b.leading) == (True, False)
+    clock.now += TERMS.lease_s + 0.1
+    b.step()
+    assert (a.leading, b.leading) == (False, True)
+
+
+def test_the_holder_of_a_deleted_lease_makes_it_again() -> None:
+    """And goes on leading."""
+    memory, clock = MemoryCluster(), Clock()
+    a = elector(memory, "a", clock)
+    a.step()
+    memory.delete(LEASES, "leader", "default")
+    a.step()
+    assert a.leading
+    assert memory.get(LEASES, "leader", "default").spec.holder_identity == "a"
+
+
+def test_a_callback_that_raises_costs_nobody_the_lease() -> None:
+    """It is logged, and the election goes on."""
+    memory, clock = MemoryCluster(), Clock()
+
+    def broken() -> None:
+        raise RuntimeError("a fault in a callback")
+
+    a = Elector(memory, "leader", "default", "a", terms=TERMS, clock=clock, on_start=broken, on_stop=broken)
+    a.step()
+    assert a.leading
+    clock.now += TERMS.renew_s
+    a.step()
+    assert a.leading
+
+
+def test_after_stop_nobody_believes_to_lead() -> None:
+    """Even if the call that would have renewed is still under way."""
+    memory = MemoryCluster()
+    slow = Cuttable(memory)
+    entered, go_on = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def hang() -> None:
+        entered.set()
+        go_on.wait(20)
+
+    a = Elector(slow, "leader", "default", "a", terms=BRISK, on_start=lambda: told.append("leads"))
+    slow.before_call = hang
+    a.start()
+    assert entered.wait(20)
+    a.stop(timeout_s=0.05)
+    assert not a.leading
+    go_on.set()
+    eventually(lambda: not a.alive, "the thread to end")
+    assert (a.leading, told) == (False, [])
 
 
 @pytest.mark.parametrize("terms", [(10, 10, 2), (15, 2, 2), (15, 10, 0), (5, 10, 2)])

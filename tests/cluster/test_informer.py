@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,67 @@ def test_a_handler_that_raises_harms_nobody_else(started: list[Informer[Any]]) -
     cluster.create(CONFIG_MAPS, config_map("default", "one"))
     eventually(lambda: told.changes == [("one", False, True)], "the other handler to hear")
     assert informer.handler_errors == 1
+
+
+def test_a_watch_that_ends_at_once_is_not_begun_again_and_again(started: list[Informer[Any]]) -> None:
+    """As behind a proxy that closes every connection."""
+    watches = 0
+
+    class Closing(MemoryCluster):
+        def watch(self, *arguments: Any, **options: Any) -> Any:
+            nonlocal watches
+            watches += 1
+            made = super().watch(*arguments, **options)
+            made.close()
+            return made
+
+    informer = Informer(Closing(), CONFIG_MAPS, pace=msgspec.structs.replace(QUICK, retry_s=0.05, most_retry_s=0.4))
+    started.append(informer.start())
+    eventually(lambda: watches > 3, "some watches")
+    begun = time.monotonic()
+    eventually(lambda: time.monotonic() - begun > 1.5, "time to pass")
+    assert watches < 20
+
+
+def test_a_relist_replaces_the_cache_at_once(started: list[Informer[Any]]) -> None:
+    """A handler that looks around sees the new state whole, never a mixture."""
+    cluster = Unreliable()
+    for name in ("a", "b"):
+        cluster.create(CONFIG_MAPS, config_map("default", name))
+    seen: list[set[str]] = []
+    informer = Informer(cluster, CONFIG_MAPS, pace=QUICK)
+    informer.on_change(lambda *_: seen.append(names(informer)))
+    started.append(informer.start())
+    eventually(lambda: len(seen) == 2, "the first list")
+    cluster.break_off()
+    cluster.delete(CONFIG_MAPS, "a", "default")
+    cluster.create(CONFIG_MAPS, config_map("default", "c"))
+    cluster.broken = False
+    eventually(lambda: len(seen) == 4, "the second list")
+    assert seen == [{"a", "b"}, {"a", "b"}, {"b", "c"}, {"b", "c"}]
+
+
+def test_an_object_that_an_index_cannot_file_is_kept_all_the_same(started: list[Informer[Any]]) -> None:
+    """One odd object must not keep the others out."""
+    cluster = MemoryCluster()
+    for name in ("good", "odd"):
+        cluster.create(CONFIG_MAPS, config_map("default", name, **({"key": "x"} if name == "good" else {})))
+    informer = Informer(cluster, CONFIG_MAPS, indexes={"key": lambda each: each.data["key"]}, pace=QUICK)
+    started.append(informer.start())
+    assert informer.wait_synced(10)
+    assert names(informer) == {"good", "odd"}
+    assert [each.metadata.name for each in informer.indexed("key", "x")] == ["good"]
+    assert informer.handler_errors == 1
+
+
+def test_a_quiet_cluster_is_not_taken_for_dead(started: list[Informer[Any]]) -> None:
+    """Its watch ends by itself before its silence would mean anything."""
+    assert Pace().watch_s < Pace().silence_s
+    cluster = Unreliable()
+    informer = Informer(cluster, CONFIG_MAPS, pace=msgspec.structs.replace(QUICK, watch_s=0.3))
+    started.append(informer.start())
+    eventually(lambda: len(cluster.watches) > 3, "several watches")
+    assert (informer.relists, informer.age_s() < 5) == (1, True)
 
 
 def test_it_lists_anew_from_time_to_time(started: list[Informer[Any]]) -> None:

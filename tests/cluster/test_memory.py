@@ -3,6 +3,7 @@
 from cluster.admission import Hook, Review
 from cluster.memory import MemoryCluster
 from cluster.objects import CONFIG_MAPS
+from tests.cluster.hooks import answered
 from tests.cluster.objects import config_map
 
 
@@ -17,7 +18,7 @@ def test_a_patch_that_was_overtaken_is_merged_again() -> None:
         if not overtaken:
             overtaken = True
             cluster.patch(CONFIG_MAPS, "one", "default", {"data": {"theirs": "x"}})
-        return {"response": {"uid": review["request"]["uid"], "allowed": True}}
+        return answered(review)
 
     cluster.hooks.append(Hook("slow.quotient.test", overtake, resources=("configmaps",), operations=("UPDATE",)))
     assert cluster.patch(CONFIG_MAPS, "one", "default", {"data": {"ours": "x"}}).data == {"ours": "x", "theirs": "x"}

@@ -61,12 +61,15 @@ WRONG_FILES = {
         HEAD + "log: {level: loud}\n",
         "log.level: 'loud': write one of debug, error, info, warning",
     ),
-    "a value out of bounds": (HEAD + "memoryUnitMiB: 0\n", "memoryUnitMiB is 0; a unit has from 1 to 1048576 MiB"),
+    "a value out of bounds": (HEAD + "memoryUnitMiB: 0\n", "memoryUnitMiB: 0: Expected `int` >= 1"),
     "a value out of bounds deep down": (
         HEAD + "vocabularies: {vgpuPerGpu: 0}\n",
-        "vocabularies: vgpuPerGpu is 0; a GPU has from 1 to 100",
+        "vocabularies.vgpuPerGpu: 0: Expected `int` >= 1",
     ),
-    "a reserved domain": (HEAD + "domain: kubernetes.io\n", "'kubernetes.io' is reserved by Kubernetes"),
+    "a reserved domain": (
+        HEAD + "domain: kubernetes.io\n",
+        "domain: 'kubernetes.io': 'kubernetes.io' is reserved by Kubernetes",
+    ),
     "another version": (
         "apiVersion: quotient.dev/v9\nkind: Configuration\n",
         "apiVersion: 'quotient.dev/v9' is not known here; write apiVersion: quotient.dev/v1",
@@ -97,12 +100,32 @@ def test_a_wrong_variable_or_flag_is_named_as_such(tmp_path: Path) -> None:
     file = write(tmp_path, HEAD + "log: {level: info}\n")
     with pytest.raises(ConfigurationError, match=r"^QUOTIENT_LOG_LEVEL: log.level: 'loud'"):
         load(file, {"QUOTIENT_LOG_LEVEL": "loud"})
+    with pytest.raises(ConfigurationError, match=r"^QUOTIENT_MEMORY_UNIT_MIB: memoryUnitMiB: 0: "):
+        load(file, {"QUOTIENT_MEMORY_UNIT_MIB": "0"})
+    with pytest.raises(ConfigurationError, match=r"^QUOTIENT_DOMAIN: domain: 'k8s.io': "):
+        load(None, {"QUOTIENT_DOMAIN": "k8s.io"})
     with pytest.raises(ConfigurationError, match=r"^--set log.level: log.level: 'loud'"):
         load(file, {}, ["log.level=loud"])
     with pytest.raises(ConfigurationError, match=r"--set nonsense: write PATH=VALUE"):
         load(file, {}, ["nonsense"])
     with pytest.raises(ConfigurationError, match=r"--set no.such=1: write PATH=VALUE"):
         load(file, {}, ["no.such=1"])
+
+
+def test_text_is_taken_as_it_is() -> None:
+    """A context may be called 123, and a path may hold a number sign."""
+    loaded = load(None, {"QUOTIENT_CLUSTER_KUBECONFIG": "/home/a #b/config"}, ["cluster.context=123"])
+    assert (loaded.configuration.cluster.kubeconfig, loaded.configuration.cluster.context) == (
+        "/home/a #b/config",
+        "123",
+    )
+
+
+def test_merged_mappings_may_be_overridden() -> None:
+    """A YAML merge key is no duplicate."""
+    assert parse_documents("a: &a {x: 1, y: 1}\nb:\n  <<: *a\n  y: 2\n") == [
+        {"a": {"x": 1, "y": 1}, "b": {"x": 1, "y": 2}}
+    ]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
