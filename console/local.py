@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.errors import ApiError
+from cluster.errors import AlreadyExists, ApiError
 from cluster.informer import Informer
 from cluster.memory import MemoryCluster
-from cluster.objects import NODES, PODS, Node, Pod
+from cluster.objects import NAMESPACES, NODES, PODS, Node, Pod
+from console.printing import wide_console
 from console.simulated import MACHINES, node
 from settings.configuration import Configuration
 from settings.loading import Loaded
@@ -46,7 +48,7 @@ def local(loaded: Loaded, files: tuple[Path, ...], *, once: bool) -> None:
 
     FILES are manifests of pods; they are read again whenever they change. Without any, some samples are shown.
     """
-    run = LocalRun(loaded.configuration, Console())
+    run = LocalRun(loaded.configuration, wide_console())
     try:
         run.start(files)
         if not once:
@@ -99,7 +101,10 @@ class LocalRun:
     def _apply(self, files: tuple[Path, ...]) -> None:
         """Make the cluster's pods those of the files."""
         for pod in self._cluster.list(PODS).items:
-            self._cluster.delete(PODS, pod.metadata.name, pod.metadata.namespace)
+            address = pod.metadata.name, pod.metadata.namespace
+            if pod.metadata.finalizers:
+                self._cluster.patch(PODS, *address, {"metadata": {"finalizers": None}})
+            self._cluster.delete(PODS, *address, grace_s=0)
         if not files:
             self._apply_text("samples", self._samples())
         for file in files:
@@ -134,22 +139,29 @@ class LocalRun:
         if isinstance(metadata, dict):
             document = document | {"metadata": {"namespace": "default", **metadata}}
         try:
+            self._make_namespace(document)
             self._cluster.create(PODS, document)
         except ApiError as wrong:
             self._complain(f"{source}: {wrong}")
 
+    def _make_namespace(self, document: dict[str, Any]) -> None:
+        """Make the namespace a pod wants to be in; a manifest seldom brings its own."""
+        metadata = document.get("metadata")
+        name = metadata.get("namespace") if isinstance(metadata, dict) else None
+        if isinstance(name, str) and name:
+            with suppress(AlreadyExists):
+                self._cluster.create(NAMESPACES, {"metadata": {"name": name}})
+
     def _show(self) -> None:
         """Print nodes and pods as Quotient sees them now."""
         self._catch_up()
-        pods = sorted(self._pods.all(), key=lambda each: each.metadata.name)
-        readings = {
-            pod.metadata.name: read_pod(pod.spec, pod.metadata.annotations, self._names, self._spoken) for pod in pods
-        }
+        pods = sorted(self._pods.all(), key=title)
+        readings = {title(pod): read_pod(pod.spec, pod.metadata.annotations, self._names, self._spoken) for pod in pods}
         self._console.print(self._node_table())
         self._console.print(self._pod_table(readings))
         for pod, reading in readings.items():
             for reason in reading.reasons:
-                told = f"[bold red]wrong[/bold red] {pod}: {escape(str(reason))}"
+                told = f"[bold red]wrong[/bold red] {escape(pod)}: {escape(str(reason))}"
                 self._console.print(told, highlight=False, soft_wrap=True)
         self._console.print(f"[dim]{NOT_YET}[/dim]")
 
@@ -178,7 +190,7 @@ class LocalRun:
                 role = "" if each.role == "app" else f" ({each.role})"
                 table.add_row(
                     "" if first else pod,
-                    each.name + role,
+                    escape(each.name + role),
                     each.vocabulary,
                     str(each.share.cores),
                     self._memory(each.share),
@@ -195,6 +207,12 @@ class LocalRun:
         return "follows the cores" if share.follows else f"{share.memory_units * self._unit_mib} MiB"
 
 
+def title(pod: Pod) -> str:
+    """Name a pod, with its namespace unless that is the usual one."""
+    name, namespace = pod.metadata.name, pod.metadata.namespace
+    return name if namespace == "default" else f"{namespace}/{name}"
+
+
 def changed_at(files: tuple[Path, ...]) -> Seen:
-    """When each file was last written; a file that is away for a moment counts as unchanged."""
+    """When each file was last written; one that is away is not listed."""
     return {file: file.stat().st_mtime for file in files if file.exists()}

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from console.local import local
+from console.printing import wide_console
 from settings.configuration import Configuration
 from settings.loading import ConfigurationError, Loaded, leaves, load, lookup, variable_of
 from settings.logs import configure_logs
@@ -50,8 +51,9 @@ def config(loaded: Loaded, output: str) -> None:
         return
     table = Table("setting", "value", "from", "environment variable", box=None)
     for path in leaves(Configuration):
-        table.add_row(path, str(lookup(values, path)), loaded.sources.get(path, "default"), variable_of(path))
-    Console().print(table)
+        row = (path, str(lookup(values, path)), loaded.sources.get(path, "default"), variable_of(path))
+        table.add_row(*map(escape, row))
+    wide_console().print(table)
 
 
 main.add_command(local)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.cluster.keeper import ROOT
-from tests.cluster.real import RealCluster
+from tests.cluster.real import RealCluster, why_no_cluster
 
 # Deadlines measure the machine, not the code. One thorough profile for the full-size runs.
 settings.register_profile("quotient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,13 +22,6 @@ settings.load_profile("quotient")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results", type=Path, help="write outcome and duration of each test here, with commit and seed")
-
-
-def why_no_cluster() -> str:
-    """Say why no real cluster can be started here; empty if one can."""
-    if sys.platform != "linux":
-        return f"needs Linux, and this is {sys.platform}"
-    return "" if os.geteuid() == 0 else "needs root, for namespaces, mounts and cgroups"
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +82,9 @@ class Results:
     def __init__(self, target: Path, config: pytest.Config) -> None:
         self._target, self._config, self._began = target, config, time.time()
         self._tests: dict[str, dict[str, object]] = {}
+        # Results of an earlier run are not a change of what is tested.
+        changed = git("status", "--porcelain", "--", ".", ":!tests/results")
+        self._commit = git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
@@ -97,17 +92,20 @@ class Results:
             self._tests[report.nodeid] = {"outcome": report.outcome, "seconds": round(report.duration, 2), **figures}
 
     def pytest_sessionfinish(self) -> None:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
         summary = {
-            "commit": told.stdout.strip(),
+            "commit": self._commit,
             "seed": self._config.getoption("randomly_seed", None),
             "date": time.strftime("%Y-%m-%d", time.gmtime(self._began)),
             "tests": dict(sorted(self._tests.items())),
         }
         self._target.parent.mkdir(parents=True, exist_ok=True)
         self._target.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def git(*arguments: str) -> str:
+    """Ask git about this checkout; nothing where there is none."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def pytest_configure(config: pytest.Config) -> None:

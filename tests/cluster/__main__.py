@@ -12,10 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.binaries import BuildError, say
+from tests.cluster.binaries import BuildError, kubernetes, locked, say
+from tests.cluster.debian import programs
 from tests.cluster.keeper import ROOT
 from tests.cluster.pods import run_to_end
-from tests.cluster.real import ClusterError, RealCluster, sweep
+from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
 
 END_S = 30.0
 
@@ -63,9 +64,31 @@ def keeper_pid(state: Path) -> int:
     return pid if f"{state}/order.json" in command else 0
 
 
+def parts() -> None:
+    """Fetch and build what a cluster needs, where one can run; elsewhere the tests that need one say so."""
+    if why := why_no_cluster():
+        say(f"a real Kubernetes {why}: tests that need one will be skipped")
+        return
+    kubernetes()
+    programs()
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the command line says."""
+    match arguments:
+        case ["parts"]:
+            parts()
+        case ["up" | "down" as word, *rest] if len(rest) <= 1:
+            folder = Path(rest[0] if rest else ROOT / ".cluster").resolve()
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(folder.with_name(f".{folder.name}.lock")):
+                (up if word == "up" else down)(folder)
+        case _:
+            sys.exit(__doc__)
+
+
 if __name__ == "__main__":
     try:
-        folder = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / ".cluster"
-        {"up": up, "down": down}[sys.argv[1]](folder.resolve())
+        main(sys.argv[1:])
     except (ClusterError, BuildError) as wrong:
         sys.exit(f"error: {wrong}")

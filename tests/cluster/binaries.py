@@ -130,7 +130,3 @@ def compile_command(go: str, module: Path, version: str, name: str) -> None:
 def say(text: str) -> None:
     """Tell the person at the terminal; standard output belongs to the caller."""
     print(text, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    print(kubernetes())

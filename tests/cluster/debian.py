@@ -55,7 +55,3 @@ def run(*command: str, cwd: str | None = None) -> None:
     )
     if done.returncode:
         raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()}")
-
-
-if __name__ == "__main__":
-    print(programs())

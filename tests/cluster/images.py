@@ -3,11 +3,13 @@
 import hashlib
 import io
 import json
+import platform
 import tarfile
 from pathlib import Path
 
 PAUSE = "quotient.test/pause:1"
 BUSYBOX = "quotient.test/busybox:1"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 APPLETS = ("sh", "sleep", "cat", "echo", "env", "ls", "true", "false", "wget", "id", "test", "mount", "ip", "nc")
 
 
@@ -18,7 +20,7 @@ def archive(busybox: Path, target: Path) -> None:
     files = {"layer.tar": layer}
     for tag, command in ((PAUSE, ["/bin/sleep", "2147483647"]), (BUSYBOX, ["/bin/sh"])):
         config = {
-            "architecture": "amd64",
+            "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
             "os": "linux",
             "config": {"Cmd": command, "Env": ["PATH=/bin"]},
             "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},

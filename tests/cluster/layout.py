@@ -20,6 +20,8 @@ BRIDGE = "cni0"
 NODE_NAME = "node-1"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 RUN = "/run/quotient"
+# Every process of a cluster but those in its containers carries this variable, with the cluster's ident.
+MARK = "QUOTIENT_TEST_CLUSTER"
 
 ADMIN = "admin"
 IDENTITIES = {
@@ -196,7 +198,8 @@ def programs(layout: Layout) -> dict[str, Program]:
     """Write each program's command line."""
     state, pki, kubernetes, debian = layout.state, layout.state / "pki", layout.kubernetes, layout.debian
     path = f"{debian}/usr/bin:{debian}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-    libraries = {"PATH": path, "LD_LIBRARY_PATH": f"{debian}/usr/lib/x86_64-linux-gnu:{debian}/lib/x86_64-linux-gnu"}
+    folders = [*debian.glob("usr/lib/*-linux-gnu*"), *debian.glob("lib/*-linux-gnu*")]
+    libraries = {"PATH": path, "LD_LIBRARY_PATH": ":".join(map(str, folders))}
     apiserver = [
         f"{kubernetes}/kube-apiserver",
         "--etcd-servers=http://127.0.0.1:2379",

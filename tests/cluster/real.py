@@ -25,6 +25,8 @@ from tests.cluster.layout import Layout
 
 READY_S = 60.0
 POLL_S = 0.1
+# What a start that was cut short may leave in a state folder before it writes its order.
+OURS = ("logs", "pki", "cni", "containerd")
 
 
 class ClusterError(Exception):
@@ -217,6 +219,7 @@ def start_keeper(place: Layout, *, detached: bool) -> "subprocess.Popen[bytes]":
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env=os.environ | {layout.MARK: place.ident},
         )
 
 
@@ -239,8 +242,19 @@ def write_order(place: Layout, programs: dict[str, layout.Program]) -> None:
 
 
 def sweep(state: Path) -> None:
-    """Remove what a cluster left whose keeper and first process were both killed."""
+    """Remove what a cluster left whose keeper and first process were both killed; a folder of others is spared."""
+    if not state.exists():
+        return
     order = state / "order.json"
     if order.exists():
         cgroups.remove(json.loads(order.read_text())["cgroup"])
+    elif any(entry.name not in OURS for entry in state.iterdir()):
+        raise ClusterError(f"{state} holds something else than a cluster: name another folder")
     subprocess.run(["rm", "-rf", "--one-file-system", str(state)], check=True)
+
+
+def why_no_cluster() -> str:
+    """Say why no real cluster can be started here; empty if one can."""
+    if sys.platform != "linux":
+        return f"needs Linux, and this is {sys.platform}"
+    return "" if os.geteuid() == 0 else "needs root, for namespaces, mounts and cgroups"

@@ -1,5 +1,6 @@
 """The real cluster itself: it runs pods, and leaves nothing behind however it ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,40 +12,42 @@ import pytest
 from tests.cluster import traces
 from tests.cluster.images import BUSYBOX
 from tests.cluster.keeper import ROOT, parent_of
+from tests.cluster.layout import Layout
 from tests.cluster.pods import run_to_end
-from tests.cluster.real import RealCluster, sweep
-from tests.conftest import SharedClusters, do_without, why_no_cluster
+from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
+from tests.conftest import do_without
 from tests.waiting import eventually
 
 GONE_S = 30.0
 
 
-class Machine:
-    """The machine before a test; `is_clean` compares it with now."""
+class Watched:
+    """The machine before a test, to be compared with what a cluster leaves."""
 
     def __init__(self) -> None:
-        self._others = traces.sessions()
-        self._before = traces.look(self._others)
+        self._before = traces.machine()
 
-    def left(self) -> dict[str, list[str]]:
-        return traces.look(self._others).beyond(self._before)
+    def left(self, place: Layout) -> dict[str, list[str]]:
+        return traces.left(self._before, place)
 
-    def is_clean(self) -> bool:
-        return not self.left()
-
-    def assert_clean(self) -> None:
+    def assert_clean(self, place: Layout) -> None:
         """Nothing is left: at once, or as soon as the kernel has buried the last process."""
+        assert self._before.mounts
         try:
-            eventually(self.is_clean, "the machine to be as before", GONE_S)
+            eventually(lambda: not self.left(place), "the machine to be as before", GONE_S)
         except AssertionError:
-            assert self.left() == {}
+            assert self.left(place) == {}
 
 
 @pytest.fixture
-def machine(real_cluster_possible: None, shared_clusters: SharedClusters) -> Machine:
-    """The machine, with no other cluster of this test run on it: those change all the time."""
-    shared_clusters.stop()
-    return Machine()
+def machine(real_cluster_possible: None) -> Watched:
+    return Watched()
+
+
+def layout_of(state: Path) -> Layout:
+    """Find out whose folder this is."""
+    order = json.loads((state / "order.json").read_text())
+    return Layout(order["ident"], state, Path(order["kubernetes"]), Path(order["debian"]))
 
 
 def start_sleeper(cluster: RealCluster) -> None:
@@ -81,31 +84,32 @@ def test_a_pod_reaches_the_api_server_and_nothing_outside(node_cluster: RealClus
 
 
 @pytest.mark.node
-def test_every_program_killed_leaves_nothing_behind(machine: Machine) -> None:
+def test_every_program_killed_leaves_nothing_behind(machine: Watched) -> None:
     """Kill -9 of each, one after another, and of a container's shim; then an orderly end."""
     cluster = RealCluster.start(node=True)
     start_sleeper(cluster)
-    shim = next(pid for pid, _, command in traces.walk() if "containerd-shim" in command)
+    shim = next(pid for pid, command in traces.processes(cluster.layout) if "containerd-shim" in command)
+    assert {"processes", "cgroups", "state"} <= machine.left(cluster.layout).keys(), "what runs can be seen"
     os.kill(shim, signal.SIGKILL)
     for name in ("kubelet", "containerd", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
         cluster.kill(name)
     assert cluster.running() == {}
     cluster.stop()
-    machine.assert_clean()
+    machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.node
-def test_a_killed_keeper_leaves_nothing_behind(machine: Machine) -> None:
+def test_a_killed_keeper_leaves_nothing_behind(machine: Watched) -> None:
     """The cluster's first process cleans up after it."""
     cluster = RealCluster.start(node=True)
     start_sleeper(cluster)
     os.kill(cluster.kept()["keeper"], signal.SIGKILL)
     cluster.wait_keeper()
-    machine.assert_clean()
+    machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.node
-def test_keeper_and_first_process_killed_together_are_swept_up_after(machine: Machine) -> None:
+def test_keeper_and_first_process_killed_together_are_swept_up_after(machine: Watched) -> None:
     """Nobody is left to clean up: `cluster-down`, or the next start, does."""
     cluster = RealCluster.start(node=True)
     start_sleeper(cluster)
@@ -114,38 +118,38 @@ def test_keeper_and_first_process_killed_together_are_swept_up_after(machine: Ma
         os.kill(kept[process], signal.SIGKILL)
     cluster.wait_keeper()
     sweep(cluster.layout.state)
-    machine.assert_clean()
+    machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.kubernetes
-def test_a_killed_first_process_leaves_nothing_behind(machine: Machine) -> None:
+def test_a_killed_first_process_leaves_nothing_behind(machine: Watched) -> None:
     """The kernel ends the rest, and the keeper removes what outlives processes."""
     cluster = RealCluster.start()
     os.kill(cluster.kept()["init"], signal.SIGKILL)
     cluster.wait_keeper()
-    machine.assert_clean()
+    machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.kubernetes
-def test_a_killed_wrapper_leaves_nothing_behind(machine: Machine) -> None:
+def test_a_killed_wrapper_leaves_nothing_behind(machine: Watched) -> None:
     """The process that made the namespaces is a part like any other."""
     cluster = RealCluster.start()
     os.kill(parent_of(Path(f"/proc/{cluster.kept()['init']}")), signal.SIGKILL)
     cluster.wait_keeper()
-    machine.assert_clean()
+    machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.kubernetes
-def test_a_killed_test_run_leaves_nothing_behind(machine: Machine) -> None:
+def test_a_killed_test_run_leaves_nothing_behind(machine: Watched) -> None:
     """Whoever started the cluster is gone: its keeper notices."""
-    start = "from tests.cluster.real import RealCluster; RealCluster.start(); print(1, flush=True)"
+    start = "from tests.cluster.real import RealCluster; c = RealCluster.start(); print(c.layout.state, flush=True)"
     script = f"import time; {start}; time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE) as starter:
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
-        assert starter.stdout.readline() == b"1\n"
-        assert not machine.is_clean(), "a cluster runs, and it can be seen"
+        place = layout_of(Path(starter.stdout.readline().strip()))
+        assert machine.left(place), "a cluster runs, and it can be seen"
         starter.kill()
-    machine.assert_clean()
+    machine.assert_clean(place)
 
 
 @pytest.mark.node
@@ -161,7 +165,7 @@ def test_two_clusters_run_at_once(node_cluster: RealCluster) -> None:
 
 
 @pytest.mark.node
-def test_the_commands_for_people(machine: Machine, tmp_path: Path) -> None:
+def test_the_commands_for_people(machine: Watched, tmp_path: Path) -> None:
     """Up, up again (refused, and the first goes on), down, down again (nothing to do)."""
     state = tmp_path / "cluster"
 
@@ -173,10 +177,21 @@ def test_the_commands_for_people(machine: Machine, tmp_path: Path) -> None:
     assert started.returncode == 0, started.stderr
     assert "hello from a pod" in started.stderr
     assert (state / "kubeconfig").exists()
+    place = layout_of(state)
     again = command("up")
     assert again.returncode == 1
     assert "a cluster runs already" in again.stderr
     assert command("down").returncode == 0
     assert not state.exists()
     assert "no cluster ran" in command("down").stderr
-    machine.assert_clean()
+    machine.assert_clean(place)
+
+
+def test_a_folder_of_somebody_elses_is_spared(tmp_path: Path) -> None:
+    """A slip of the pen must not cost a home."""
+    precious = tmp_path / "precious"
+    precious.write_text("x")
+    with pytest.raises(ClusterError, match="something else"):
+        sweep(tmp_path)
+    assert precious.exists()
+    sweep(tmp_path / "none")

@@ -61,8 +61,16 @@ def test_local_shows_samples_in_every_way_of_asking() -> None:
     """And says what is wrong with the wrong ones."""
     done = run("local", "--once")
     assert done.exit_code == 0, done.output
-    for word in ("A100-SXM4-40GB", "half-a-card", "tencent.com/vcuda", "k8s.amazonaws.com/vgpu", "7680 MiB"):
+    for word in (
+        "A100-SXM4-40GB",
+        "half-a-card",
+        "for-people",
+        "tencent.com/vcuda",
+        "k8s.amazonaws.com/vgpu",
+        "7680 MiB",
+    ):
         assert word in done.output
+    assert "samples:" not in done.output, "every sample is taken"
     wrong = " ".join(done.output.split())
     assert "wrong one-and-a-half: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '150'" in wrong
     assert "ask for 100 or 200" in wrong
@@ -97,6 +105,24 @@ def test_local_takes_manifests_and_says_what_it_passes_over(tmp_path: Path) -> N
     assert "not a DNS name" in done.output
     assert "other.yaml: Pod in version v1 cannot be handled" in done.output
     assert "binary: cannot be read" in done.output
+
+
+def test_local_shows_what_users_write_as_they_wrote_it(tmp_path: Path) -> None:
+    """Brackets are not taken for markup, and two pods of one name in two namespaces are two."""
+    file = tmp_path / "pods.yaml"
+    odd = json.loads(manifest("p", **{"inspur.com/vcuda-core": 150}))
+    odd["spec"]["containers"].append({"name": "[bold]", "resources": {"limits": {"nano-gpu/gpu-percent": 5}}})
+    odd["metadata"] |= {"namespace": "team", "finalizers": ["quotient.dev/test"]}
+    broken = manifest("q", **{"inspur.com/vcuda-core": "[/red]"})
+    file.write_text("\n---\n".join((json.dumps(odd), manifest("p", **{"inspur.com/vcuda-core": 100}), broken)))
+    done = run("local", "--once", str(file))
+    assert done.exit_code == 0, done.output
+    assert "wrong team/p: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '150'" in done.output
+    assert "spec.containers[0].resources.limits[inspur.com/vcuda-core]: '[/red]'" in done.output
+    assert "[bold]" in done.output
+    assert "all of 1 card" in done.output
+    shown = run("--set", "cluster.kubeconfig=/home/[team]/x[/b]", "config")
+    assert "/home/[team]/x[/b]" in shown.output
 
 
 def test_local_runs_until_it_is_ended_and_follows_its_files(tmp_path: Path) -> None:
