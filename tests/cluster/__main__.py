@@ -4,6 +4,7 @@ python -m tests.cluster up      start it, run a pod to prove it, write .cluster/
 python -m tests.cluster down    end it and leave nothing behind
 """
 
+import hashlib
 import json
 import os
 import shlex
@@ -12,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.binaries import BuildError, kubernetes, locked, say
+from tests.cluster.binaries import BuildError, cache_dir, kubernetes, locked, say
 from tests.cluster.debian import programs
 from tests.cluster.keeper import ROOT
 from tests.cluster.pods import run_to_end
@@ -64,6 +65,13 @@ def keeper_pid(state: Path) -> int:
     return pid if f"{state}/order.json" in command else 0
 
 
+def lock_of(folder: Path) -> Path:
+    """Name the lock that keeps two commands off one folder; it cannot stand in the folder, which goes away."""
+    locks = cache_dir() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return locks / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+
+
 def parts() -> None:
     """Fetch and build what a cluster needs, where one can run; elsewhere the tests that need one say so."""
     if why := why_no_cluster():
@@ -80,8 +88,7 @@ def main(arguments: list[str]) -> None:
             parts()
         case ["up" | "down" as word, *rest] if len(rest) <= 1:
             folder = Path(rest[0] if rest else ROOT / ".cluster").resolve()
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with locked(folder.with_name(f".{folder.name}.lock")):
+            with locked(lock_of(folder)):
                 (up if word == "up" else down)(folder)
         case _:
             sys.exit(__doc__)
