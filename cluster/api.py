@@ -29,7 +29,7 @@ from cluster.interface import (
     check_update,
     check_version,
 )
-from cluster.objects import NAMESPACES, PODS, Kind, Object
+from cluster.objects import NAMESPACES, PODS, Kind, Object, binding
 from vcuda.decision import Unavailable
 from vcuda.names import FIELD_MANAGER
 
@@ -196,12 +196,7 @@ class ApiCluster:
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         """Create a Binding; the server copies its annotations to the pod in the write that sets the node."""
         check_address(PODS, pod, namespace)
-        body = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": pod, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-        }
+        body = binding(pod, namespace, node, uid, annotations)
         self._call("POST", path(PODS, namespace, pod, "binding"), {"fieldManager": FIELD_MANAGER}, body)
 
     def _decode(self, kind: Kind[T], raw: bytes | msgspec.Raw) -> T:

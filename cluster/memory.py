@@ -29,7 +29,7 @@ from cluster.interface import (
     check_update,
     check_version,
 )
-from cluster.objects import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, PODS, Kind, Object, Raw
+from cluster.objects import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, PODS, Kind, Object, Raw, binding
 from cluster.selectors import compile_selector
 from cluster.store import Entry, Key, Store
 
@@ -133,7 +133,6 @@ class MemoryCluster:
         check_update(kind, obj)
         raw = {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(obj)}
         key = key_of(kind, obj.metadata.namespace, obj.metadata.name)
-
         return msgspec.convert(self._write(kind, key, lambda _: raw), kind.type)
 
     def patch(
@@ -251,15 +250,9 @@ class MemoryCluster:
         """Give a pod its node and the annotations in one write."""
         check_address(PODS, pod, namespace)
         key = key_of(PODS, namespace, pod)
-        binding: Raw = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": pod, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-        }
         operation = Operation("CREATE", "v1", "Binding", PODS.plural, namespace, pod, "binding")
-        binding = admission.mutate(self.hooks, operation, binding)
-        admission.validate(self.hooks, operation, binding)
+        asked = admission.mutate(self.hooks, operation, binding(pod, namespace, node, uid, annotations))
+        admission.validate(self.hooks, operation, asked)
         with self._store.lock:
             old = self._existing(key)
             if uid and old["metadata"]["uid"] != uid:
@@ -270,10 +263,8 @@ class MemoryCluster:
                 raise Conflict(f"pod {pod} is being deleted, cannot be assigned to a host", code=409, reason="Conflict")
             if old["spec"].get("schedulingGates"):
                 raise Conflict(f"pod {pod} has non-empty .spec.schedulingGates", code=409, reason="Conflict")
-            bound = binding["metadata"].get("annotations") or {}
-            self._store.put(
-                key, merged(old, {"metadata": {"annotations": bound}, "spec": {"nodeName": binding["target"]["name"]}})
-            )
+            given = {"annotations": asked["metadata"].get("annotations") or {}}
+            self._store.put(key, merged(old, {"metadata": given, "spec": {"nodeName": asked["target"]["name"]}}))
 
     def _existing(self, key: Key) -> Raw:
         found = self._store.get(key)

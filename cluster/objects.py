@@ -4,6 +4,7 @@ A kind marked `partial` leaves fields of the object out. Such an object is never
 patched, so fields that we do not know survive.
 """
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
@@ -196,3 +197,13 @@ EVENTS = Kind("v1", "Event", "events", Event, partial=True)
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases", Lease)
 
 Raw = dict[str, Any]
+
+
+def binding(pod: str, namespace: str, node: str, uid: str, annotations: Mapping[str, str]) -> Raw:
+    """Write a Binding; its annotations reach the pod in the write that sets the node, if it still has this uid."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
