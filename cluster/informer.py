@@ -221,8 +221,13 @@ class Informer(Generic[T]):
     def _tell(self, old: T | None, new: T | None) -> None:
         if old is None and new is None:
             return
-        if old is not None and new is not None and old.metadata.resource_version == new.metadata.resource_version:
-            return
+        if old is not None and new is not None:
+            if old.metadata.resource_version == new.metadata.resource_version:
+                return
+            if old.metadata.uid != new.metadata.uid:
+                # Deleted and made again while we could not see: one object went, and another came.
+                self._tell(old, None)
+                old = None
         for handler in self._handlers:
             try:
                 handler(old, new)

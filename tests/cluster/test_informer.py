@@ -135,6 +135,22 @@ def test_what_was_deleted_while_it_could_not_see_is_told_as_deleted(started: lis
     assert told.changes == [("kept", False, True), ("lost", False, True), ("lost", True, False), ("found", False, True)]
 
 
+def test_a_successor_of_the_same_name_is_another_object(started: list[Informer[Any]]) -> None:
+    """What was replaced unseen is told as one that went and one that came, or its charge would live on."""
+    cluster = Unreliable()
+    first = cluster.create(CONFIG_MAPS, config_map("default", "one"))
+    told: list[tuple[str, str]] = []
+    informer: Informer[ConfigMap] = Informer(cluster, CONFIG_MAPS, pace=QUICK)
+    informer.on_change(lambda old, new: told.append((old.metadata.uid if old else "", new.metadata.uid if new else "")))
+    started.append(informer.start())
+    cluster.break_off()
+    cluster.delete(CONFIG_MAPS, "one", "default")
+    second = cluster.create(CONFIG_MAPS, config_map("default", "one"))
+    cluster.broken = False
+    eventually(lambda: len(told) == 3, "the handler to hear")
+    assert told == [("", first.metadata.uid), (first.metadata.uid, ""), ("", second.metadata.uid)]
+
+
 def test_it_keeps_what_it_knows_and_tells_its_age_while_the_cluster_is_away(started: list[Informer[Any]]) -> None:
     """And does not hammer: it waits longer after each failure."""
     cluster = Unreliable()
