@@ -13,7 +13,7 @@ from cluster.objects import LEASES
 from tests.waiting import eventually
 from vcuda.decision import Unavailable
 
-BRISK = Terms(lease_s=1.5, renew_s=1.0, retry_s=0.1)
+BRISK = Terms(lease_s=12, renew_s=8, retry_s=0.1)
 TERMS = Terms()
 
 
