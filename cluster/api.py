@@ -73,6 +73,7 @@ class WatchLine(msgspec.Struct, frozen=True):
 
 PAGES = msgspec.json.Decoder(Page)
 WATCH_LINES = msgspec.json.Decoder(WatchLine)
+FAILURES = msgspec.json.Decoder(Failure)
 
 
 def connect(kubeconfig: str = "", context: str = "") -> "ApiCluster":
@@ -128,7 +129,7 @@ class ApiCluster:
         items: list[T] = []
         query = selecting(selector) | ({"limit": str(limit)} if limit else {})
         while True:
-            page = page_of(self._call("GET", path(kind, namespace), query))
+            page: Page = decoded(PAGES, self._call("GET", path(kind, namespace), query))
             items += [self._decode(kind, raw) for raw in page.items or ()]
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
@@ -203,11 +204,8 @@ class ApiCluster:
         decoder = self._decoders.get(kind.type)
         if decoder is None:
             decoder = self._decoders[kind.type] = msgspec.json.Decoder(kind.type)
-        try:
-            decoded: T = decoder.decode(raw)
-        except msgspec.DecodeError as wrong:
-            raise Unavailable(f"the answer is no {kind.name}, but perhaps a proxy's: {wrong}") from None
-        return decoded
+        found: T = decoded(decoder, raw)
+        return found
 
     def _call(
         self,
@@ -272,9 +270,9 @@ class ApiWatch(Generic[T]):
         """Give the changes as they come."""
         try:
             for line in lines_of(self._answer):
-                found = watch_line(line)
+                found: WatchLine = decoded(WATCH_LINES, line)
                 if found.type == "ERROR":
-                    failure = msgspec.json.decode(found.object, type=Failure)
+                    failure: Failure = decoded(FAILURES, found.object)
                     raise api_error(failure.code, failure.reason, failure.message)
                 # A bookmark's object has no more than a version, which the same struct reads.
                 yield Change(ChangeType(found.type), self._decode(found.object))
@@ -293,20 +291,12 @@ class ApiWatch(Generic[T]):
             self._answer.shutdown()
 
 
-def watch_line(line: bytes) -> WatchLine:
-    """Decode one line of a watch; the last one may be cut off."""
+def decoded(decoder: msgspec.json.Decoder[Any], raw: bytes | msgspec.Raw) -> Any:  # noqa: ANN401 - the decoder's type
+    """Decode an answer, or a line of one; what is not of its shape may be a proxy's, or cut off."""
     try:
-        return WATCH_LINES.decode(line)
+        return decoder.decode(raw)
     except msgspec.DecodeError as wrong:
-        raise Unavailable(f"the watch is garbled: {wrong}") from None
-
-
-def page_of(answer: bytes) -> Page:
-    """Decode one page of a list."""
-    try:
-        return PAGES.decode(answer)
-    except msgspec.DecodeError as wrong:
-        raise Unavailable(f"the answer is no list, but perhaps a proxy's: {wrong}") from None
+        raise Unavailable(f"this is no answer of an API server: {wrong}") from None
 
 
 def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
@@ -331,7 +321,7 @@ def failure_of(answer: urllib3.BaseHTTPResponse) -> Exception:
     finally:
         answer.release_conn()
     try:
-        failure = msgspec.json.decode(body, type=Failure)
+        failure = FAILURES.decode(body)
     except msgspec.DecodeError:
         failure = Failure(body[:200].decode(errors="replace"))
     return api_error(answer.status, failure.reason, failure.message)

@@ -136,21 +136,19 @@ class LocalRun:
             self._complain(f"{source}: {kind} is passed over: only pods run here so far")
             return
         metadata = document.get("metadata")
-        if isinstance(metadata, dict):
-            document = document | {"metadata": {"namespace": "default", **metadata}}
         try:
-            self._make_namespace(document)
+            if isinstance(metadata, dict):
+                metadata = {"namespace": "default", **metadata}
+                document = document | {"metadata": metadata}
+                self._make_namespace(metadata["namespace"])
             self._cluster.create(PODS, document)
         except ApiError as wrong:
             self._complain(f"{source}: {wrong}")
 
-    def _make_namespace(self, document: dict[str, Any]) -> None:
+    def _make_namespace(self, name: Any) -> None:  # noqa: ANN401 - whatever the file holds
         """Make the namespace a pod wants to be in; a manifest seldom brings its own."""
-        metadata = document.get("metadata")
-        name = metadata.get("namespace") if isinstance(metadata, dict) else None
-        if isinstance(name, str) and name:
-            with suppress(AlreadyExists):
-                self._cluster.create(NAMESPACES, {"metadata": {"name": name}})
+        with suppress(AlreadyExists):
+            self._cluster.create(NAMESPACES, {"metadata": {"name": name}})
 
     def _show(self) -> None:
         """Print nodes and pods as Quotient sees them now."""

@@ -104,13 +104,8 @@ def explain(text: str) -> tuple[str, str]:
 
 def choices_of(path: str) -> list[str]:
     """List the words that a value can be, if it is one of a few."""
-    struct: Any = Configuration
-    for step in path.split("."):
-        fields = (
-            {field.encode_name: field.type for field in msgspec.structs.fields(struct)} if is_struct(struct) else {}
-        )
-        struct = fields.get(step)
-    return sorted(get_args(struct)) if get_origin(struct) is Literal else []
+    kind = types(Configuration).get(path)
+    return sorted(get_args(kind)) if get_origin(kind) is Literal else []
 
 
 def is_struct(kind: Any) -> bool:  # noqa: ANN401

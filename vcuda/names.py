@@ -28,9 +28,8 @@ ANCESTOR_POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
 DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 DOMAIN = re.compile(rf"{DNS_LABEL}(\.{DNS_LABEL})+", re.ASCII)
 MAX_DOMAIN = 190  # a prefixed name has 253 characters at the most, and our longest suffix takes its part
-RESERVED_DOMAINS = ("kubernetes.io", "k8s.io")
-# Kubernetes takes a name for its own if this stands in it anywhere, and for a quota's if it begins so.
-NATIVE_PART, QUOTA_PREFIX = "kubernetes.io", "requests."
+# Kubernetes takes a name for its own if its domain ends so, and for a quota's if it begins so.
+RESERVED_ENDINGS, QUOTA_PREFIX = ("kubernetes.io", ".k8s.io"), "requests."
 
 
 class Names(Struct, frozen=True):
@@ -111,7 +110,6 @@ def names_for(domain: str) -> Names:
     """Check a domain and give the names under it; a ValueError says what is wrong."""
     if len(domain) > MAX_DOMAIN or not DOMAIN.fullmatch(domain):
         raise ValueError(f"{domain!r} is not a DNS domain of at most {MAX_DOMAIN} characters, such as {DEFAULT_DOMAIN}")
-    reserved = any(domain == each or domain.endswith("." + each) for each in RESERVED_DOMAINS)
-    if reserved or domain.endswith(NATIVE_PART) or domain.startswith(QUOTA_PREFIX):
+    if f".{domain}".endswith(RESERVED_ENDINGS) or domain.startswith(QUOTA_PREFIX):
         raise ValueError(f"{domain!r} is reserved by Kubernetes, which takes no extended resources there")
     return Names(domain)

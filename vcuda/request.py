@@ -45,8 +45,8 @@ class PodRequest(Struct, frozen=True):
 
     def resources(self) -> tuple[int, int]:
         """Count cores and memory units as the scheduler and the kubelet count the two resources."""
-        cores = self._effective(lambda share: Amounts({CORES: share.cores}))[CORES]
-        return cores, self._effective(lambda share: Amounts({MEMORY: share.memory_count}))[MEMORY]
+        counted = self._effective(lambda share: Amounts({CORES: share.cores, MEMORY: share.memory_count}))
+        return counted[CORES], counted[MEMORY]
 
     def demand(self, card_mib: int, unit_mib: int) -> Amounts:
         """Give cores, MiB and pods that it takes on cards of this size, whole cards with all their memory."""

@@ -110,12 +110,7 @@ def vgpu(key: str, per_gpu: int) -> Vocabulary:
     """Read AWS's virtual GPUs: so many make one card."""
 
     def read(asked: Mapping[str, Quantity]) -> Share:
-        count = whole_number(key, asked[key], per_gpu)
-        if count > per_gpu and count % per_gpu:
-            message = f"neither a part of one GPU ({per_gpu} each) nor whole GPUs"
-            raise Misread(
-                Code.CORE_INVALID, key, message, f"ask for {' or '.join(map(str, valid_near(count, per_gpu)))}"
-            )
+        count = check_cores(key, whole_number(key, asked[key], per_gpu), per_gpu)
         return following(max(1, count * WHOLE // per_gpu))
 
     return Vocabulary(key, (key,), read)
@@ -184,17 +179,21 @@ def whole_number(key: str, amount: Quantity, step: int = WHOLE) -> int:
     """Take an amount that only makes sense as a whole, positive number; `step` of them make a card."""
     positive(key, amount)
     if not amount.is_whole:
-        near = " or ".join(map(str, valid_near(amount.whole, step)))
-        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", f"ask for {near}")
+        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", advice(amount.whole, step))
     return amount.whole
 
 
-def check_cores(key: str, cores: int) -> int:
-    """Hold cores to what one container can get: a part of one GPU, or whole GPUs."""
-    if cores > WHOLE and cores % WHOLE:
-        message = "neither a part of one GPU (1 to 99) nor whole GPUs (multiples of 100)"
-        raise Misread(Code.CORE_INVALID, key, message, f"ask for {' or '.join(map(str, valid_near(cores)))}")
-    return cores
+def check_cores(key: str, count: int, step: int = WHOLE) -> int:
+    """Hold an amount to what one container can get: a part of one GPU, or whole GPUs; `step` make one."""
+    if count > step and count % step:
+        message = f"neither a part of one GPU (1 to {step - 1}) nor whole GPUs (multiples of {step})"
+        raise Misread(Code.CORE_INVALID, key, message, advice(count, step))
+    return count
+
+
+def advice(count: int, step: int) -> str:
+    """Say what to ask for instead."""
+    return f"ask for {' or '.join(map(str, valid_near(count, step)))}"
 
 
 def valid_near(count: int, step: int = WHOLE) -> list[int]:

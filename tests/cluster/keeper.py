@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import cgroups, layout
-from tests.cluster.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = "/proc/self/ns/net"
@@ -49,13 +48,13 @@ def publish(order: dict[str, Any], first: subprocess.Popen[bytes], lifeline: int
     forward = start_forward(HERE, "127.0.0.1:0", f"/proc/{init}/ns/net", f"127.0.0.1:{layout.API_PORT}", lifeline)
     assert forward.stdout is not None
     port = int(forward.stdout.readline())
-    state = Path(order["state"])
-    place = Layout(order["ident"], state, Path(order["kubernetes"]), Path(order["debian"]))
-    layout.write_kubeconfig(place, place.kubeconfig, (state / "admin.token").read_text(), f"https://127.0.0.1:{port}")
-    kept = {"keeper": os.getpid(), "init": init, "port": port, "cgroup": order["cgroup"]}
-    scratch = state / "keeper.json.new"
+    place = layout.placed(order)
+    token = (place.state / "admin.token").read_text()
+    layout.write_kubeconfig(place, place.kubeconfig, token, f"https://127.0.0.1:{port}")
+    kept = {"keeper": os.getpid(), "init": init, "port": port}
+    scratch = place.state / "keeper.json.new"
     scratch.write_text(json.dumps(kept))
-    scratch.replace(state / "keeper.json")
+    scratch.replace(place.state / "keeper.json")
     return forward
 
 

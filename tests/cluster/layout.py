@@ -7,6 +7,7 @@ in each, and two of them never meet.
 import json
 import secrets
 from pathlib import Path
+from typing import Any
 
 import trustme
 from msgspec import Struct
@@ -63,6 +64,11 @@ class Layout(Struct, frozen=True):
     def cgroup(self) -> str:
         """The cgroup, in every hierarchy, under which all pods run."""
         return f"quotient-{self.ident}"
+
+
+def placed(order: dict[str, Any]) -> Layout:
+    """Give the layout that an order was written for."""
+    return Layout(order["ident"], Path(order["state"]), Path(order["kubernetes"]), Path(order["debian"]))
 
 
 class Program(Struct, frozen=True):

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster import traces
 from tests.cluster.images import BUSYBOX
 from tests.cluster.keeper import ROOT, parent_of
-from tests.cluster.layout import Layout
+from tests.cluster.layout import Layout, placed
 from tests.cluster.pods import run_to_end
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
 from tests.conftest import do_without
@@ -46,8 +46,7 @@ def machine(real_cluster_possible: None) -> Watched:
 
 def layout_of(state: Path) -> Layout:
     """Find out whose folder this is."""
-    order = json.loads((state / "order.json").read_text())
-    return Layout(order["ident"], state, Path(order["kubernetes"]), Path(order["debian"]))
+    return placed(json.loads((state / "order.json").read_text()))
 
 
 def start_sleeper(cluster: RealCluster) -> None:
