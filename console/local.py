@@ -24,9 +24,10 @@ from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.document import DocumentError, parse_documents
 from vcuda.inventory import decode_inventory
+from vcuda.language import language
 from vcuda.names import Names, names_for
 from vcuda.request import Reading, read_pod
-from vcuda.vocabulary import Share, vocabularies
+from vcuda.vocabulary import Share
 
 SYNC_S = 10.0
 LOOK_EVERY_S = 1.0
@@ -63,7 +64,7 @@ class LocalRun:
     def __init__(self, configuration: Configuration, console: Console) -> None:
         self._names = names_for(configuration.domain)
         self._unit_mib = configuration.memory_unit_mib
-        self._spoken = vocabularies(self._names, self._unit_mib, configuration.vocabularies)
+        self._language = language(self._names, self._unit_mib, configuration.vocabularies)
         self._console = console
         self._cluster = MemoryCluster()
         self._nodes: Informer[Node] = Informer(self._cluster, NODES)
@@ -154,7 +155,7 @@ class LocalRun:
         """Print nodes and pods as Quotient sees them now."""
         self._catch_up()
         pods = sorted(self._pods.all(), key=title)
-        readings = {title(pod): read_pod(pod.spec, pod.metadata.annotations, self._names, self._spoken) for pod in pods}
+        readings = {title(pod): read_pod(pod.spec, pod.metadata.annotations, self._language) for pod in pods}
         self._console.print(self._node_table())
         self._console.print(self._pod_table(readings))
         for pod, reading in readings.items():

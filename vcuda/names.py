@@ -21,6 +21,17 @@ HAMI_CORES = "nvidia.com/gpucores"
 HAMI_MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
 NVIDIA_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
+# The domains in which the ancestors' pods are written; their annotations are read as if they were ours.
+ANCESTOR_DOMAINS = ("tencent.com", "nvidia.com")
+# What the ancestors' schedulers and node agents wrote on pods, under their domain; the index of a container follows.
+ANCESTOR_OWNED = ("predicate-gpu-idx-", "predicate-node", "predicate-time", "gpu-assigned")
+
+# Kubernetes' own: marks a pod that a kubelet shows for one that it runs from a file.
+MIRROR = "kubernetes.io/config.mirror"
+# What `kubectl apply` last applied, as JSON.
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+DEFAULT_SCHEDULER = "default-scheduler"
+
 # The ancestors' documentation and code disagree on these; nodes in the field carry either.
 ANCESTOR_MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvidia.com/gpu-model")
 ANCESTOR_POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")

@@ -3,6 +3,8 @@
 Decoding into these structs passes over everything else; nothing is ever written back from them.
 """
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 Written = dict[str, str | int | float]
@@ -26,8 +28,8 @@ class Container(Struct, frozen=True, rename="camel"):
 class PodSpec(Struct, frozen=True, rename="camel"):
     """The part of a pod's spec that Quotient decides on."""
 
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
+    containers: Sequence[Container] | None = None
+    init_containers: Sequence[Container] | None = None
     node_name: str | None = None
     scheduler_name: str | None = None
     priority: int | None = None

@@ -7,10 +7,13 @@ from msgspec import Struct
 
 from vcuda.amounts import CORES, MEMORY, PODS, Amounts
 from vcuda.decision import Code, Reason, shown
+from vcuda.language import Language
 from vcuda.names import Names
-from vcuda.pod import Container, PodSpec
+from vcuda.pod import Container, PodSpec, Written
 from vcuda.quantity import Quantity, QuantityError, parse
 from vcuda.vocabulary import WHOLE, Misread, Share, Vocabulary
+
+ABSENT = (Code.MEMORY_MISSING, Code.CORE_MISSING)
 
 # One unit of memory beside a fraction that follows is the token by which the node knows the container.
 TOKEN = 1
@@ -95,13 +98,12 @@ def effective(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
     return peak | (together + sidecars)
 
 
-def read_pod(spec: PodSpec, annotations: Mapping[str, str], names: Names, spoken: Sequence[Vocabulary]) -> Reading:
+def read_pod(spec: PodSpec, annotations: Mapping[str, str], spoken: Language) -> Reading:
     """Read what a pod asks for; all of its mistakes come back at once."""
-    follows, reasons = followers(spec, annotations.get(names.memory_follows_core, ""), names)
-    rule = names.memory_follows_core
+    follows, reasons = followers(spec, annotations.get(spoken.names.memory_follows_core, ""), spoken.names)
     found: list[ContainerRequest] = []
     for path, role, container in walk(spec):
-        request, wrong = read_container(container, path, role, spoken, rule, follows=container.name in follows)
+        request, wrong = read_container(container, path, role, spoken, follows=container.name in follows)
         reasons += wrong
         if request is not None:
             found.append(request)
@@ -135,32 +137,44 @@ def followers(spec: PodSpec, listed: str, names: Names) -> tuple[frozenset[str],
 
 
 def read_container(
-    container: Container, path: str, role: Role, spoken: Sequence[Vocabulary], rule: str, *, follows: bool
+    container: Container, path: str, role: Role, spoken: Language, *, follows: bool
 ) -> tuple[ContainerRequest | None, list[Reason]]:
-    """Read one container's request; no request and no reason if it asks for no GPU.
-
-    `rule` is the annotation by which memory may follow the cores, for the remedy.
-    """
+    """Read one container's request; no request and no reason if it asks for no GPU."""
     limits, requests = asked_for(container)
-    ours = {key for vocabulary in spoken for key in vocabulary.keys} & (limits.keys() | requests.keys())
-    amounts, reasons = read_amounts(path, limits, requests, ours)
-    speaking = [vocabulary for vocabulary in spoken if any(key in amounts for key in vocabulary.keys)]
-    if not speaking:
-        return None, reasons
+    keys = {key for key in (*limits, *requests) if key in spoken.by_key}
+    if not keys:
+        return None, []
+    amounts, reasons = read_amounts(path, limits, requests, keys)
+    speaking = {vocabulary.name: vocabulary for vocabulary in map(spoken.by_key.__getitem__, sorted(amounts))}
     if len(speaking) > 1:
-        return None, [*reasons, mixed(f"{path}.resources", speaking, amounts)]
-    if reasons:
-        return None, reasons
-    try:
-        share = settle_memory(speaking[0].read(amounts), speaking[0], rule, follows=follows)
-    except Misread as wrong:
-        part, written = ("limits", limits) if wrong.key in limits else ("requests", requests)
-        field, value = f"{path}.resources.{part}[{wrong.key}]", shown(written.get(wrong.key, ""))
-        return None, [Reason(code=wrong.code, field=field, value=value, message=wrong.message, remedy=wrong.remedy)]
-    return ContainerRequest(container.name, role, share, speaking[0].name), []
+        inside = [vocabulary for vocabulary in spoken.vocabularies if vocabulary.name in speaking]
+        return None, [*reasons, mixed(f"{path}.resources", inside, amounts)]
+    for vocabulary in speaking.values():
+        rule = spoken.names.memory_follows_core
+        try:
+            share = settle_memory(vocabulary.read(amounts), vocabulary, rule, follows=follows)
+        except Misread as wrong:
+            # What is missing may be missing only because it could not be read, which is a reason already.
+            told = [each for each in (wrong, *wrong.also) if not reasons or each.code not in ABSENT]
+            return None, [*reasons, *(misread(path, limits, requests, each) for each in told)]
+        if not reasons:
+            return ContainerRequest(container.name, role, share, vocabulary.name), []
+    return None, reasons
 
 
-def asked_for(container: Container) -> tuple[dict[str, str | int | float], dict[str, str | int | float]]:
+def misread(path: str, limits: Written, requests: Written, wrong: Misread) -> Reason:
+    """Say what a vocabulary does not allow, where it stands."""
+    part, written = ("limits", limits) if wrong.key in limits else ("requests", requests)
+    return Reason(
+        code=wrong.code,
+        field=f"{path}.resources.{part}[{wrong.key}]",
+        value=shown(written.get(wrong.key, "")),
+        message=wrong.message,
+        remedy=wrong.remedy,
+    )
+
+
+def asked_for(container: Container) -> tuple[Written, Written]:
     """Give limits and requests as written; requests alone are taken for both, as the webhook makes them."""
     resources = container.resources
     if resources is None:
@@ -169,7 +183,7 @@ def asked_for(container: Container) -> tuple[dict[str, str | int | float], dict[
 
 
 def read_amounts(
-    path: str, limits: Mapping[str, str | int | float], requests: Mapping[str, str | int | float], keys: set[str]
+    path: str, limits: Written, requests: Written, keys: set[str]
 ) -> tuple[dict[str, Quantity], list[Reason]]:
     """Parse the amounts under these keys; zero counts as absent."""
     amounts: dict[str, Quantity] = {}

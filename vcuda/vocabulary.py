@@ -16,7 +16,7 @@ from vcuda.names import Names
 from vcuda.quantity import NANO, Quantity, QuantityError
 
 WHOLE = 100
-ANCESTOR_UNITS_MIB = {"tencent.com": 256, "nvidia.com": 1}
+ANCESTOR_UNITS_MIB = dict(zip(known.ANCESTOR_DOMAINS, (256, 1), strict=True))
 
 
 class Share(Struct, frozen=True):
@@ -41,11 +41,12 @@ class Share(Struct, frozen=True):
 
 
 class Misread(Exception):  # noqa: N818 - not a fault of the program
-    """An amount that its vocabulary does not allow, with the key it stands under."""
+    """An amount that its vocabulary does not allow, with the key it stands under; `also` holds further ones."""
 
     def __init__(self, code: Code, key: str, message: str, remedy: str) -> None:
         super().__init__(message)
         self.code, self.key, self.message, self.remedy = code, key, message, remedy
+        self.also: list[Misread] = []
 
 
 Read = Callable[[Mapping[str, Quantity]], Share]
@@ -98,10 +99,11 @@ def vcuda(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabulary:
                 "memory without cores",
                 f"add {names.core}: 1 to 99, or a multiple of 100",
             )
-        cores = whole_number(names.core, asked[names.core])
-        return Share(
-            check_cores(names.core, cores), memory(names.memory, asked.get(names.memory), own_unit_mib, unit_mib)
+        cores, held = all_of(
+            lambda: check_cores(names.core, whole_number(names.core, asked[names.core])),
+            lambda: memory(names.memory, asked.get(names.memory), own_unit_mib, unit_mib),
         )
+        return Share(cores, held)
 
     return Vocabulary(f"{domain}/vcuda", (names.core, names.memory), read)
 
@@ -144,8 +146,11 @@ def hami(unit_mib: int) -> Vocabulary:
     gpu, mem, cores, part = known.NVIDIA_GPU, known.HAMI_MEMORY, known.HAMI_CORES, known.HAMI_MEMORY_PERCENT
 
     def read(asked: Mapping[str, Quantity]) -> Share:
-        count = whole_number(gpu, asked[gpu], 1) if gpu in asked else 1
-        fraction = whole_number(cores, asked[cores]) if cores in asked else WHOLE
+        count, fraction, each = all_of(
+            lambda: whole_number(gpu, asked[gpu], 1) if gpu in asked else 1,
+            lambda: whole_number(cores, asked[cores]) if cores in asked else WHOLE,
+            lambda: memory(mem, asked.get(mem), 1, unit_mib),
+        )
         if fraction > WHOLE:
             raise Misread(Code.CORE_INVALID, cores, "more than one card's cores", "ask for 1 to 100")
         if part in asked and whole_number(part, asked[part]) != fraction:
@@ -158,10 +163,24 @@ def hami(unit_mib: int) -> Vocabulary:
             raise Misread(
                 Code.CORE_INVALID, gpu, "a fraction of each of several cards", f"ask for one card, or leave {cores} out"
             )
-        each = memory(mem, asked.get(mem), 1, unit_mib)
         return Share(count * fraction, each * count, follows=fraction < WHOLE and not each)
 
     return Vocabulary("hami", (gpu, mem, cores, part), read)
+
+
+def all_of(*reads: Callable[[], int]) -> list[int]:
+    """Read several amounts; whatever is wrong with any of them is raised together."""
+    values: list[int] = []
+    wrong: list[Misread] = []
+    for read in reads:
+        try:
+            values.append(read())
+        except Misread as misread:
+            wrong.append(misread)
+    if wrong:
+        wrong[0].also += wrong[1:]
+        raise wrong[0]
+    return values
 
 
 def following(cores: int) -> Share:

@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 
+from vcuda.language import language
 from vcuda.names import Names
 from vcuda.pod import PodSpec
 from vcuda.request import Reading, read_pod
-from vcuda.vocabulary import Dialects, vocabularies
+from vcuda.vocabulary import Dialects
 
 NAMES = Names()
 CORE, MEMORY, CARDS = NAMES.core, NAMES.memory, NAMES.cards
@@ -38,4 +39,4 @@ def read(
 ) -> Reading:
     """Read a pod made of these containers."""
     spec = msgspec.convert({"containers": list(containers), "initContainers": init or []}, PodSpec)
-    return read_pod(spec, annotations or {}, NAMES, vocabularies(NAMES, unit_mib, dialects))
+    return read_pod(spec, annotations or {}, language(NAMES, unit_mib, dialects))
