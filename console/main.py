@@ -11,6 +11,7 @@ from rich.table import Table
 
 from console.local import local
 from console.printing import wide_console
+from console.webhook import webhook
 from settings.configuration import Configuration
 from settings.loading import ConfigurationError, Loaded, leaves, load, lookup, variable_of
 from settings.logs import configure_logs
@@ -57,6 +58,7 @@ def config(loaded: Loaded, output: str) -> None:
 
 
 main.add_command(local)
+main.add_command(webhook)
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,26 @@ vocabularies:
   vgpuPerGpu: 10            # AWS: so many virtual GPUs make one
   nvidiaGpu: false          # read nvidia.com/gpu as whole cards
   hami: false               # read nvidia.com/gpu, gpumem and gpucores as HAMi does
+mode: enforce               # enforce | audit (look on: refuse and rewrite nothing, warn and count)
+systemNamespace: quotient-system  # where Quotient itself runs; its service accounts may change what it owns
+webhook:
+  address: 0.0.0.0          # where to listen
+  port: 8443                # HTTPS: /mutate and /validate
+  opsPort: 8080             # HTTP: /livez, /readyz and /metrics
+  certificates: /etc/quotient/tls  # folder of tls.crt and tls.key, read again when they change
+  serverName: ""            # name that the certificate must hold; empty: quotient-webhook.<systemNamespace>.svc
+  clientCa: ""              # file of CAs; if set, callers need a certificate signed by one of them
+  clientNames: []           # common names that such a certificate may have; empty: any
+  shortPath: true           # answer the two admission routes before Flask; the answers are the same
+  maxBodyMib: 8             # larger reviews are refused
+  handshakeTimeoutS: 5      # for the TLS handshake
+  bodyTimeoutS: 5           # for the headers, and for the body, of one request
+  keepAliveS: 120           # longer than an API server keeps an idle connection, so that it closes first
+  answerWithinS: 8          # at the most, and sooner if the API server's own timeout is shorter
+  drainS: 15                # after SIGTERM: go on answering, and close each connection after its answer
+  schedulerAliases: [gpu-scheduler]  # scheduler names of pods that are given to Quotient's scheduler
+  tolerations: []           # added to pods with GPUs, as in [{key: nvidia.com/gpu, operator: Exists}]
+  binders: []               # users beside Quotient's scheduler that may bind pods with GPUs
 cluster:
   kubeconfig: ""            # empty: the pod's own account, or the user's kubeconfig
   context: ""               # empty: the kubeconfig's current one
@@ -20,18 +40,21 @@ Every value can be overridden: by an environment variable named after its path (
 `QUOTIENT_LOG_LEVEL`), and over that by a flag (`--set log.level=debug`).
 """
 
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from vcuda.memory import DEFAULT_UNIT_MIB
-from vcuda.names import DEFAULT_DOMAIN, names_for
+from vcuda.names import DEFAULT_DOMAIN, DNS_LABEL, names_for
+from vcuda.policy import Mode
 from vcuda.vocabulary import Dialects
 
 API_VERSION: Final = "quotient.dev/v1"
 KIND: Final = "Configuration"
 MAX_UNIT_MIB = 1024 * 1024
+NAMESPACE = re.compile(DNS_LABEL, re.ASCII)
 
 
 class Log(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -39,6 +62,42 @@ class Log(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "console"] = "auto"
+
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0, le=3600)]
+SomeSeconds = Annotated[float, Meta(gt=0, le=3600)]
+
+
+class Toleration(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A toleration, as Kubernetes has it."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+
+
+class Webhook(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """How reviews are served, and what pods with GPUs are given."""
+
+    address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own, behind a Service
+    port: Port = 8443
+    ops_port: Port = 8080
+    certificates: str = "/etc/quotient/tls"
+    server_name: str = ""
+    client_ca: str = ""
+    client_names: tuple[str, ...] = ()
+    short_path: bool = True
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024)] = 8
+    handshake_timeout_s: SomeSeconds = 5
+    body_timeout_s: SomeSeconds = 5
+    keep_alive_s: SomeSeconds = 120
+    answer_within_s: SomeSeconds = 8
+    drain_s: Seconds = 15
+    scheduler_aliases: tuple[str, ...] = ("gpu-scheduler",)
+    tolerations: tuple[Toleration, ...] = ()
+    binders: tuple[str, ...] = ()
 
 
 class Access(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -58,6 +117,9 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
         name="memoryUnitMiB", default=DEFAULT_UNIT_MIB
     )
     vocabularies: Dialects = Dialects()
+    mode: Mode = Mode.ENFORCE
+    system_namespace: str = "quotient-system"
+    webhook: Webhook = Webhook()
     cluster: Access = Access()
     log: Log = Log()
 
@@ -67,4 +129,6 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
             names_for(self.domain)
         except ValueError as wrong:
             return "domain", str(wrong)
+        if not NAMESPACE.fullmatch(self.system_namespace):
+            return "systemNamespace", "not the name of a namespace: lower-case letters, digits and dashes"
         return None

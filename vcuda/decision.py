@@ -19,7 +19,19 @@ class Code(StrEnum):
     REQUEST_DIFFERS = "RequestDiffersFromLimit"
     VOCABULARIES_MIXED = "VocabulariesMixed"
     CONTAINER_UNKNOWN = "ContainerUnknown"
+    CORE_LIMIT_INVALID = "CoreLimitInvalid"
+    MODEL_INVALID = "ModelInvalid"
+    NODE_CHOSEN = "NodeChosen"
+    SCHEDULER_FOREIGN = "SchedulerForeign"
+    ANNOTATION_OWNED = "AnnotationOwned"
+    ANNOTATION_FROZEN = "AnnotationFrozen"
+    REQUEST_FROZEN = "RequestFrozen"
+    NOT_REWRITTEN = "NotRewritten"
+    MIRROR_FORGED = "MirrorForged"
+    BINDING_FOREIGN = "BindingForeign"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    MODEL_NOT_GRANTED = "ModelNotGranted"
+    POOL_NOT_GRANTED = "PoolNotGranted"
 
 
 class Reason(Struct, frozen=True, omit_defaults=True, kw_only=True):

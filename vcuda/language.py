@@ -7,7 +7,7 @@ from vcuda.names import ANCESTOR_DOMAINS, Names
 from vcuda.vocabulary import Dialects, Vocabulary, vocabularies
 
 
-class Language(Struct, frozen=True, eq=False):
+class Language(Struct, frozen=True, eq=False, kw_only=True):
     """The configured names and vocabularies. Build it with `language`."""
 
     names: Names
@@ -15,11 +15,10 @@ class Language(Struct, frozen=True, eq=False):
     vocabularies: tuple[Vocabulary, ...]
     # Each resource name belongs to one vocabulary; a container is read by looking its few keys up here.
     by_key: dict[str, Vocabulary]
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """The domains whose annotations count, the canonical one first."""
-        return (self.names.domain, *(domain for domain in ANCESTOR_DOMAINS if domain != self.names.domain))
+    # The names under every domain whose annotations count, the canonical one first.
+    all_names: tuple[Names, ...]
+    # The annotations by which a pod's author wishes, under every domain.
+    wishes: frozenset[str]
 
 
 def language(
@@ -28,4 +27,17 @@ def language(
     """Put a cluster's language together."""
     names = names or Names()
     spoken = vocabularies(names, unit_mib, dialects)
-    return Language(names, unit_mib, spoken, {key: vocabulary for vocabulary in spoken for key in vocabulary.keys})
+    all_names = (names, *(Names(domain) for domain in ANCESTOR_DOMAINS if domain != names.domain))
+    return Language(
+        names=names,
+        unit_mib=unit_mib,
+        vocabularies=spoken,
+        by_key={key: vocabulary for vocabulary in spoken for key in vocabulary.keys},
+        all_names=all_names,
+        wishes=frozenset(key for each in all_names for key in wish_keys(each)),
+    )
+
+
+def wish_keys(names: Names) -> tuple[str, str, str]:
+    """List the annotations by which an author wishes, under one domain: core limit, models, models to avoid."""
+    return names.core_limit, names.use_models, names.avoid_models

@@ -5,8 +5,8 @@ that manifests of a cluster's past keep working. Quotient's own objects do not.
 """
 
 import re
-
-from msgspec import Struct
+from dataclasses import dataclass
+from functools import cached_property
 
 DEFAULT_DOMAIN = "inspur.com"
 API_GROUP = "quotient.dev"
@@ -43,75 +43,79 @@ MAX_DOMAIN = 190  # a prefixed name has 253 characters at the most, and our long
 RESERVED_ENDINGS, QUOTA_PREFIX = ("kubernetes.io", ".k8s.io"), "requests."
 
 
-class Names(Struct, frozen=True):
-    """The names under one domain. Build it with `names_for`, which checks the domain."""
+@dataclass(frozen=True)
+class Names:
+    """The names under one domain. Build it with `names_for`, which checks the domain.
+
+    Each is put together when first used, and then only looked up: they are asked for many times in every decision.
+    """
 
     domain: str = DEFAULT_DOMAIN
 
     def _under(self, name: str) -> str:
         return f"{self.domain}/{name}"
 
-    @property
+    @cached_property
     def core(self) -> str:
         """Resource: 100 is one GPU."""
         return self._under("vcuda-core")
 
-    @property
+    @cached_property
     def memory(self) -> str:
         """Resource: 1 is one memory unit."""
         return self._under("vcuda-memory")
 
-    @property
+    @cached_property
     def cards(self) -> str:
         """Resource for people: "0.3" of a card, or "2" of them."""
         return self._under("gpu")
 
-    @property
+    @cached_property
     def core_limit(self) -> str:
         """Pod annotation: up to how many cores a fractional container may burst."""
         return self._under("vcuda-core-limit")
 
-    @property
+    @cached_property
     def use_models(self) -> str:
         """Pod annotation: the GPU models the pod may run on, separated by commas."""
         return self._under("use-gputype")
 
-    @property
+    @cached_property
     def avoid_models(self) -> str:
         """Pod annotation: the GPU models the pod must not run on."""
         return self._under("nouse-gputype")
 
-    @property
+    @cached_property
     def memory_follows_core(self) -> str:
         """Pod annotation: containers whose memory is the same share of the card as their cores."""
         return self._under("memory-follows-core")
 
-    @property
+    @cached_property
     def limits(self) -> str:
         """Pod annotation, written by the webhook: what each container may use."""
         return self._under("vcuda-limits")
 
-    @property
+    @cached_property
     def placement(self) -> str:
         """Pod annotation, written with the bind: which GPUs each container got."""
         return self._under("gpu-placement")
 
-    @property
+    @cached_property
     def inventory(self) -> str:
         """Node annotation, written by the node plugin: the node's GPUs."""
         return self._under("gpu-inventory")
 
-    @property
+    @cached_property
     def model_label(self) -> str:
         """Node label: the model of its GPUs, or `mixed`."""
         return self._under("gpu-model")
 
-    @property
+    @cached_property
     def pool_label(self) -> str:
         """Node label: the pool the node belongs to."""
         return self._under("gpu-pool")
 
-    @property
+    @cached_property
     def quota_label(self) -> str:
         """ConfigMap label that makes it a quota of its namespace."""
         return self._under("gpu-quota")

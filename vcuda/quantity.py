@@ -7,6 +7,7 @@ exponents. This one follows `k8s.io/apimachinery/pkg/api/resource`: a value is a
 
 import re
 from enum import Enum
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -58,6 +59,7 @@ class Quantity(Struct, frozen=True):
         return canonical(self)
 
 
+@lru_cache(maxsize=4096, typed=True)  # the same few amounts come again and again; a text is at most MAX_LENGTH long
 def parse(text: str | float) -> Quantity:
     """Read a quantity as the API server would; numbers are those of JSON or YAML."""
     if isinstance(text, bool):

@@ -29,7 +29,7 @@ def test_help_names_every_command_and_where_to_begin() -> None:
     done = run("--help")
     assert done.exit_code == 0
     assert "quotient local" in done.output
-    assert sorted(main.commands) == ["config", "local"]
+    assert sorted(main.commands) == ["config", "local", "webhook"]
     for command in main.commands.values():
         assert command.help, f"{command.name} has no help"
 
@@ -158,5 +158,17 @@ def test_codes_are_stable() -> None:
         "RequestDiffersFromLimit",
         "VocabulariesMixed",
         "ContainerUnknown",
+        "CoreLimitInvalid",
+        "ModelInvalid",
+        "NodeChosen",
+        "SchedulerForeign",
+        "AnnotationOwned",
+        "AnnotationFrozen",
+        "RequestFrozen",
+        "NotRewritten",
+        "MirrorForged",
+        "BindingForeign",
         "QuotaExceeded",
+        "ModelNotGranted",
+        "PoolNotGranted",
     }

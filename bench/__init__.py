@@ -1,0 +1,1 @@
+"""Every figure the README claims, measured, with the yardstick beside it."""

@@ -1,0 +1,102 @@
+"""What each container of a pod may use, as the webhook writes it on the pod for everybody after it."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+from vcuda.policy import Burst
+from vcuda.request import PodRequest
+from vcuda.vocabulary import WHOLE, Share
+from vcuda.wishes import Wishes
+
+VERSION = 1
+
+
+class LimitSource(StrEnum):
+    """Who set how far a container may burst."""
+
+    USER = "user"
+    POLICY = "policy"
+    DEFAULT = "default"
+
+
+class ContainerLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One container: memory in MiB, or in percent of each of its cards where it follows the cores or is all of them."""
+
+    cores: int
+    core_limit: int
+    limit_source: LimitSource
+    memory_mib: int | None = msgspec.field(name="memoryMiB", default=None)
+    memory_percent: int | None = None
+
+
+class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """All GPU containers of a pod, and the models it may run on; none named means any."""
+
+    v: int
+    models: tuple[str, ...]
+    avoid_models: tuple[str, ...] = ()
+    containers: dict[str, ContainerLimits]
+
+
+DECODER = msgspec.json.Decoder(Limits)
+
+
+def encode_limits(limits: Limits) -> str:
+    """Write the annotation."""
+    return msgspec.json.encode(limits).decode()
+
+
+def decode_limits(text: str) -> Limits | None:
+    """Read the annotation; None if it is not one of ours."""
+    try:
+        found = DECODER.decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
+    return found if found.v == VERSION else None
+
+
+def limits_of(request: PodRequest, wishes: Wishes, burst: Burst, unit_mib: int) -> Limits:
+    """Compute what a pod's containers may use."""
+    return Limits(
+        v=VERSION,
+        models=wishes.models,
+        avoid_models=wishes.avoided,
+        containers={each.name: limit(each.share, wishes.core_limit, burst, unit_mib) for each in request.containers},
+    )
+
+
+def limit(share: Share, wished: int | None, burst: Burst, unit_mib: int) -> ContainerLimits:
+    """Compute what one container may use. A whole card is its own limit, in cores and in memory."""
+    if share.cards:
+        return ContainerLimits(
+            cores=share.cores, core_limit=share.cores, limit_source=LimitSource.DEFAULT, memory_percent=WHOLE
+        )
+    core_limit, source = share.cores, LimitSource.DEFAULT
+    if wished is not None:
+        core_limit, source = max(wished, share.cores), LimitSource.USER
+    elif burst.default != "request":
+        core_limit, source = max(min(burst.default, burst.max), share.cores), LimitSource.POLICY
+    memory = {"memory_percent": share.cores} if share.follows else {"memory_mib": share.memory_units * unit_mib}
+    return ContainerLimits(cores=share.cores, core_limit=core_limit, limit_source=source, **memory)
+
+
+def agreed(limits: Limits) -> int | None:
+    """Give the core limit on which all containers with a fraction agree, if they do."""
+    found = {each.core_limit for each in fractions(limits)}
+    return found.pop() if len(found) == 1 else None
+
+
+def fractions(limits: Limits) -> Iterable[ContainerLimits]:
+    """Give the containers that share a card."""
+    return (each for each in limits.containers.values() if each.cores < WHOLE)
+
+
+def ours(limits: Limits, core_limit: str) -> bool:
+    """Tell whether the core limit beside these limits is one that was injected with them, not one that a user wrote."""
+    parts = list(fractions(limits))
+    return bool(parts) and all(
+        each.limit_source is not LimitSource.USER and str(each.core_limit) == core_limit for each in parts
+    )

@@ -1,0 +1,63 @@
+"""What a namespace's quotas say about its pods beside amounts: pools, bursting, and how strictly to hold to it."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from vcuda.vocabulary import WHOLE
+
+
+class Mode(StrEnum):
+    """Refuse what is wrong, or allow it with a warning and count it."""
+
+    ENFORCE = "enforce"
+    AUDIT = "audit"
+
+
+Cores = Annotated[int, Meta(ge=1, le=WHOLE)]
+
+
+class Burst(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far containers with a fraction may burst: unless they say so themselves, and at the most."""
+
+    default: Literal["request"] | Cores = "request"
+    max: Cores = WHOLE
+
+
+class Policy(Struct, frozen=True):
+    """The policy of one namespace. Pools None means all of them, an empty list none; no mode means the cluster's."""
+
+    pools: tuple[str, ...] | None = None
+    core_limit: Burst = Burst()
+    mode: Mode | None = None
+
+
+def joined(policies: Sequence[Policy]) -> Policy:
+    """Apply several policies at once: the pools all of them allow, the lowest burst, the stricter mode."""
+    if not policies:
+        return Policy()
+    first, *others = policies
+    for other in others:
+        first = Policy(
+            pools=common(first.pools, other.pools),
+            core_limit=Burst(
+                lower(first.core_limit.default, other.core_limit.default),
+                min(first.core_limit.max, other.core_limit.max),
+            ),
+            mode=Mode.ENFORCE if Mode.ENFORCE in (first.mode, other.mode) else first.mode or other.mode,
+        )
+    return first
+
+
+def common(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Give the pools that two lists allow."""
+    if one is None or other is None:
+        return other if one is None else one
+    return tuple(pool for pool in one if pool in other)
+
+
+def lower(one: Literal["request"] | int, other: Literal["request"] | int) -> Literal["request"] | int:
+    """Take the stricter of two defaults."""
+    return "request" if "request" in (one, other) else min(int(one), int(other))

@@ -1,0 +1,316 @@
+"""Quotas: what a namespace may use, by GPU model, as people write them and as they are held to.
+
+Two forms are read. In the namespace itself, the key `quota.yaml` of a labelled ConfigMap:
+
+    types:
+      A100: {cores: 400, memory: 160Gi}
+      "*":  {cores: 500, pods: 20}       # over all types together
+    unlisted: deny                       # models no line names: deny | allow; with "*" alone: allow
+    pools: [training]                    # node pools this namespace may use; none listed: all
+    untyped: float                       # float | deny: pods that could run on several models
+    coreLimit: {default: request, max: 100}
+    mode: enforce                        # enforce | audit (allow, warn, count)
+
+For all namespaces together, the older JSON `{namespace: {"quota": {model: cards}, "pool": [..]}}`.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from vcuda.amounts import CORES, MEMORY, PODS, Amounts, Ceiling
+from vcuda.decision import Code, Reason, shown
+from vcuda.document import DocumentError, parse_documents
+from vcuda.memory import DEFAULT_UNIT_MIB, MIB, are_bytes, mib_asked
+from vcuda.model import Model, matches, parse_model
+from vcuda.policy import Burst, Mode, Policy
+from vcuda.quantity import QuantityError, parse
+from vcuda.vocabulary import WHOLE
+from vcuda.wishes import Wishes
+
+EVERY = "*"
+DENY: Literal["deny"] = "deny"
+ALLOW: Literal["allow"] = "allow"
+FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode")
+DIMENSIONS = (CORES, MEMORY, PODS)
+# Stands for the models of a pod that names none, under quotas that name none either.
+ANY = Model("any", "any")
+# A dimension of a line of a quota: which quota, which line, cores or memory or pods.
+LineKey = tuple[str, str, str]
+
+
+class QuotaError(ValueError):
+    """A quota that cannot be meant; each mistake has its path, the value and a remedy."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = tuple(mistakes)
+
+
+class Quota(Struct, frozen=True):
+    """One quota: ceilings per line, and the policy that stands with them. `name` says where it is written."""
+
+    name: str
+    types: dict[str, dict[str, int]]
+    unlisted: Literal["deny", "allow"] = DENY
+    untyped: Literal["float", "deny"] = "float"
+    policy: Policy = Policy()
+
+    def lines(self, model: Model) -> tuple[str, ...]:
+        """Name the lines that a model is charged to: the product's, the family's, and the one over all types."""
+        return tuple(line for line in self.types if line == EVERY or matches(line, model))
+
+    def grants(self, model: Model) -> bool:
+        """Tell whether this quota lets the namespace use a model at all."""
+        return self.unlisted == ALLOW or any(line != EVERY for line in self.lines(model))
+
+    def ceiling(self) -> Ceiling:
+        """Give all ceilings, by quota, line and dimension."""
+        return Ceiling(
+            ((self.name, line, dimension), most)
+            for line, dimensions in self.types.items()
+            for dimension, most in dimensions.items()
+        )
+
+
+class Parser:
+    """Collects what is wrong while a quota is read."""
+
+    def __init__(self, where: str, unit_mib: int) -> None:
+        self.where, self.unit_mib = where, unit_mib
+        self.mistakes: list[str] = []
+
+    def wrong(self, path: str, value: Any, message: str) -> None:  # noqa: ANN401 - whatever was written
+        """Note a mistake."""
+        self.mistakes.append(f"{self.where}: {path}: {shown(json_like(value))}: {message}")
+
+    def mapping(self, path: str, value: Any, remedy: str) -> dict[str, Any]:  # noqa: ANN401
+        """Expect a mapping."""
+        if isinstance(value, dict):
+            return value
+        self.wrong(path, value, remedy)
+        return {}
+
+    def choice(self, path: str, value: Any, choices: Sequence[str]) -> str:  # noqa: ANN401
+        """Expect one of a few words; the first is taken while the mistake is told."""
+        if value in choices and isinstance(value, str):
+            return value
+        self.wrong(path, value, f"write one of {', '.join(choices)}")
+        return choices[0]
+
+    def whole(self, path: str, value: Any, remedy: str) -> int:  # noqa: ANN401
+        """Expect a whole number that is not negative."""
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        self.wrong(path, value, remedy)
+        return 0
+
+    def unknown(self, path: str, fields: Iterable[str], known: Sequence[str]) -> None:
+        """Refuse fields that mean nothing: a slip of the pen must not be an unlimited quota."""
+        for field in fields:
+            if field not in known:
+                self.wrong(f"{path}{field}", field, f"there is no such field; there are {', '.join(known)}")
+
+    def pools(self, path: str, value: Any) -> tuple[str, ...] | None:  # noqa: ANN401
+        """Expect a list of names of pools; an empty one means all."""
+        if value is None:
+            return None
+        if isinstance(value, list) and all(isinstance(pool, str) and pool for pool in value):
+            return tuple(dict.fromkeys(value)) or None
+        self.wrong(path, value, "write a list of node pools, as in [training]")
+        return None
+
+    def model(self, path: str, line: str) -> None:
+        """Expect the name of a model or a family."""
+        try:
+            parse_model(line)
+        except ValueError as wrong:
+            self.wrong(path, line, str(wrong).partition(": ")[2])
+
+    def memory_mib(self, path: str, value: Any) -> int:  # noqa: ANN401
+        """Expect memory, in bytes or in units; what is not a whole MiB is not granted."""
+        try:
+            amount = parse(value)
+            rounded_up = mib_asked(amount, self.unit_mib)
+            return amount.whole // MIB if are_bytes(amount, self.unit_mib) else rounded_up
+        except (QuantityError, TypeError) as wrong:
+            self.wrong(path, value, f"{wrong}; write memory as in 160Gi, or a number of {self.unit_mib} MiB units")
+            return 0
+
+
+def json_like(value: Any) -> str:  # noqa: ANN401 - whatever was written
+    """Show a value as it would stand in a document."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota:
+    """Read a `quota.yaml`; a QuotaError tells everything that is wrong with it."""
+    try:
+        documents = parse_documents(text)
+    except DocumentError as wrong:
+        raise QuotaError([f"{name}: {wrong}"]) from None
+    if len(documents) != 1:
+        raise QuotaError([f"{name}: holds {len(documents)} documents; write one"])
+    parser = Parser(name, unit_mib)
+    body = parser.mapping("quota", documents[0], f"write a mapping with {', '.join(FIELDS)}")
+    quota = read_quota(body, name, parser)
+    if parser.mistakes:
+        raise QuotaError(parser.mistakes)
+    return quota
+
+
+def read_quota(body: dict[str, Any], name: str, parser: Parser) -> Quota:
+    """Read the fields of a quota."""
+    parser.unknown("", body, FIELDS)
+    types = {
+        str(line): read_line(f"types.{line}", line, limits, parser)
+        for line, limits in parser.mapping(
+            "types", body.get("types", {}), "write lines such as A100: {cores: 400}"
+        ).items()
+    }
+    unlisted = ALLOW if set(types) <= {EVERY} else DENY
+    if "unlisted" in body:
+        unlisted = ALLOW if parser.choice("unlisted", body["unlisted"], (DENY, ALLOW)) == ALLOW else DENY
+    untyped = parser.choice("untyped", body.get("untyped", "float"), ("float", DENY))
+    mode = Mode(parser.choice("mode", body["mode"], [*Mode])) if "mode" in body else None
+    return Quota(
+        name=name,
+        types=types,
+        unlisted=unlisted,
+        untyped="float" if untyped == "float" else DENY,
+        policy=Policy(parser.pools("pools", body.get("pools")), read_burst(body.get("coreLimit"), parser), mode),
+    )
+
+
+def read_line(path: str, line: str, limits: Any, parser: Parser) -> dict[str, int]:  # noqa: ANN401
+    """Read the ceilings of one line."""
+    if line != EVERY:
+        parser.model(path, line)
+    read: dict[str, Callable[[str, Any], int]] = {
+        CORES: lambda at, value: parser.whole(at, value, "write cores as a whole number; 100 is one GPU"),
+        MEMORY: parser.memory_mib,
+        PODS: lambda at, value: parser.whole(at, value, "write a whole number of pods"),
+    }
+    found = parser.mapping(path, limits, "write its ceilings, as in {cores: 400, memory: 160Gi, pods: 20}")
+    parser.unknown(f"{path}.", found, DIMENSIONS)
+    return {key: read[key](f"{path}.{key}", found[key]) for key in DIMENSIONS if key in found}
+
+
+def read_burst(value: Any, parser: Parser) -> Burst:  # noqa: ANN401
+    """Read how far fractions may burst."""
+    if value is None:
+        return Burst()
+    try:
+        return msgspec.convert(value, Burst)
+    except msgspec.ValidationError:
+        parser.wrong("coreLimit", value, f"write {{default: request, max: {WHOLE}}}; both may be 1 to {WHOLE}")
+        return Burst()
+
+
+def parse_legacy(text: str, name: str) -> dict[str, Quota]:
+    """Read the older JSON for all namespaces; a namespace that it does not name has no quota here."""
+    try:
+        body = json.loads(text)
+    except ValueError as wrong:
+        raise QuotaError([f"{name}: not JSON: {wrong}"]) from None
+    parser = Parser(name, DEFAULT_UNIT_MIB)
+    quotas: dict[str, Quota] = {}
+    for namespace, entry in parser.mapping("gpu_quota", body, "write namespaces and their quotas").items():
+        fields = parser.mapping(namespace, entry, 'write {"quota": {"A100": 4}, "pool": ["training"]}')
+        parser.unknown(f"{namespace}.", fields, ("quota", "pool"))
+        counts = parser.mapping(f"{namespace}.quota", fields.get("quota") or {}, "write models and whole GPUs")
+        for model in counts:
+            parser.model(f"{namespace}.quota.{model}", model)
+        quotas[namespace] = Quota(
+            name=name,
+            types={
+                model: {CORES: WHOLE * parser.whole(f"{namespace}.quota.{model}", cards, "write whole GPUs")}
+                for model, cards in counts.items()
+            },
+            policy=Policy(parser.pools(f"{namespace}.pool", fields.get("pool"))),
+        )
+    if parser.mistakes:
+        raise QuotaError(parser.mistakes)
+    return quotas
+
+
+def charge(quotas: Iterable[Quota], model: Model, demand: Amounts) -> Amounts:
+    """Spread what a pod takes of a model over all lines that match, of all quotas."""
+    return Amounts(
+        ((quota.name, line, dimension), demand[dimension])
+        for quota in quotas
+        for line in quota.lines(model)
+        for dimension in quota.types[line]
+    )
+
+
+def candidates(quotas: Iterable[Quota], wishes: Wishes) -> list[Model]:
+    """List the models a pod could run on as far as its wishes and the quotas name any."""
+    named = list(wishes.models) or [line for quota in quotas for line in quota.types if line != EVERY]
+    models = [parse_model(name) for name in dict.fromkeys(named)]
+    return [model for model in models if not any(matches(avoided, model) for avoided in wishes.avoided)]
+
+
+def fit(quotas: Sequence[Quota], used: Amounts, demand: Amounts, wishes: Wishes) -> tuple[Amounts, list[Reason]]:
+    """Find a model on which a demand fits a namespace's quotas: its charge, or why it is refused."""
+    models = candidates(quotas, wishes)
+    if not wishes.models and any(quota.untyped == DENY for quota in quotas) and len(models) != 1:
+        return Amounts(), [untyped(quotas)]
+    ceilings = [quota.ceiling() for quota in quotas]
+    hard = {key: most for ceiling in ceilings for key, most in ceiling.items()}
+    reasons: list[Reason] = []
+    for model in models or [ANY]:
+        if not all(quota.grants(model) for quota in quotas):
+            reasons.append(not_granted(model, quotas))
+            continue
+        asked = charge(quotas, model, demand)
+        missing = [key for ceiling in ceilings for key in ceiling.short(used, asked)]
+        if not missing:
+            return asked, []
+        reasons += [exceeded(key, asked, used, hard) for key in sorted(missing, key=str)]
+    return Amounts(), reasons
+
+
+def exceeded(key: Any, asked: Amounts, used: Amounts, hard: Mapping[Any, int]) -> Reason:  # noqa: ANN401
+    """Say by how much a quota is passed, with all numbers."""
+    quota, line, dimension = key
+    most = hard[key]
+    short = used[key] + asked[key] - most
+    unit = {CORES: " cores (100 = one GPU)", MEMORY: " MiB", PODS: " pods"}[dimension]
+    kind = "over all types" if line == EVERY else f"of {line}"
+    return Reason(
+        code=Code.QUOTA_EXCEEDED,
+        field=f"{quota}: types.{line}.{dimension}",
+        value=str(asked[key]),
+        message=f"asked {asked[key]}{unit} {kind}, used {used[key]} of {most}: short by {short}",
+        remedy=f"ask for at most {max(0, most - used[key])}, wait until others end, or have the quota raised",
+        numbers={"asked": asked[key], "used": used[key], "hard": most, "short": short},
+    )
+
+
+def not_granted(model: Model, quotas: Sequence[Quota]) -> Reason:
+    """Say that a namespace has no quota for a model."""
+    listed = dict.fromkeys(line for quota in quotas for line in quota.types if line != EVERY)
+    return Reason(
+        code=Code.MODEL_NOT_GRANTED,
+        field=next(quota.name for quota in quotas if not quota.grants(model)) + ": types",
+        value=model.name,
+        message="this namespace's quota names no such model, and denies what it does not name",
+        remedy=f"ask for {' or '.join(listed) or 'no GPU here'}, or have the quota extended",
+    )
+
+
+def untyped(quotas: Sequence[Quota]) -> Reason:
+    """Say that a pod has to name a model here."""
+    quota = next(quota for quota in quotas if quota.untyped == DENY)
+    listed = [line for line in quota.types if line != EVERY]
+    return Reason(
+        code=Code.MODEL_NOT_GRANTED,
+        field=f"{quota.name}: untyped",
+        value=DENY,
+        message="this namespace's quota wants pods to name a GPU model",
+        remedy=f"add the annotation use-gputype with one of {', '.join(listed) or 'its models'}",
+    )

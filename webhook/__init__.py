@@ -1,0 +1,1 @@
+"""The admission webhook: what becomes of a pod between `kubectl apply` and the cluster."""

@@ -1,0 +1,189 @@
+"""The two questions an API server asks, answered: what an object needs, and whether it may be.
+
+Both serving paths call these functions and nothing else, so that no rule depends on how a review arrived.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from vcuda.decision import BadRequest, Code, Decision
+from vcuda.pod import PodSpec
+from vcuda.policy import Mode, Policy
+from vcuda.quota import Quota
+from webhook.drafting import Draft, shortened
+from webhook.mutating import clean_environment, rewrite
+from webhook.objects import Binding, Pod
+from webhook.reading import read
+from webhook.reapplying import restore
+from webhook.review import NULL, Request, decode_object, encode_answer
+from webhook.rules import Rules
+from webhook.validating import (
+    check_binding,
+    check_created,
+    check_ephemeral,
+    check_updated,
+    has_gpu,
+    is_governed,
+    wrong_with,
+)
+from webhook.workloads import KINDS, check_workload, read_workload, rewrite_fractions
+
+CREATE, UPDATE = "CREATE", "UPDATE"
+POD, BINDING = ("", "Pod"), ("", "Binding")
+EPHEMERAL = "ephemeralcontainers"
+# The API server itself refuses these before it asks a validating webhook, and in words that help nobody.
+REFUSED_EARLY = (Code.QUANTITY_INVALID, Code.REQUEST_DIFFERS)
+
+
+class Policies(Protocol):
+    """What namespaces are held to."""
+
+    def policy(self, namespace: str) -> Policy:
+        """Give the policy of a namespace; Unavailable while it is not known."""
+        ...
+
+    def quotas(self, namespace: str) -> Sequence[Quota]:
+        """Give the quotas of a namespace."""
+        ...
+
+
+class Bound(Struct, frozen=True):
+    """A pod that somebody wants to put on a node."""
+
+    annotations: dict[str, str]
+    spec: PodSpec
+
+
+class Outcome(Struct, frozen=True):
+    """What was decided on one review, as it is counted and shown. `audited` are reasons that did not refuse."""
+
+    decision: Decision
+    operations: list[dict[str, object]]
+    audited: Decision = Decision()
+
+
+class Admission:
+    """Answers reviews by the rules of a cluster and the policies of its namespaces."""
+
+    def __init__(self, rules: Rules, policies: Policies) -> None:
+        self.rules, self.policies = rules, policies
+
+    def mutate(self, request: Request) -> Outcome:
+        """Say what an object needs."""
+        policy = self.policies.policy(request.namespace)
+        if request.operation not in (CREATE, UPDATE) or self._looks_on(policy):
+            return Outcome(Decision(), [])
+        draft, early = self._draft(request, policy)
+        if early.reasons and self._mode(policy) is Mode.ENFORCE:
+            return Outcome(early, [])
+        return Outcome(Decision(warnings=tuple(draft.warnings)), draft.operations)
+
+    def validate(self, request: Request, bound: Bound | None = None) -> Outcome:
+        """Say whether an object may be. `bound` is the pod of a binding, if it is known."""
+        policy = self.policies.policy(request.namespace)
+        decision = self._check(request, policy, bound) if request.operation in (CREATE, UPDATE) else Decision()
+        if decision.allowed or self._mode(policy) is Mode.ENFORCE:
+            return Outcome(decision, [])
+        told = [shortened(f"audit: would be refused: {reason}") for reason in decision.reasons]
+        return Outcome(Decision(warnings=(*decision.warnings, *told)), [], decision)
+
+    def pod_to_bind(self, request: Request) -> tuple[str, str] | None:
+        """Name the pod that has to be looked up before a binding can be judged."""
+        if not is_binding(request) or self.rules.may_bind(request.user_info.username):
+            return None
+        binding = decode_object(request.object, Binding, "request.object")
+        return request.namespace, binding.metadata.name or request.name
+
+    def _mode(self, policy: Policy) -> Mode:
+        return policy.mode or self.rules.cluster_mode
+
+    def _looks_on(self, policy: Policy) -> bool:
+        """Tell whether the cluster is only being watched: then nothing is rewritten either."""
+        return policy.mode is None and self.rules.cluster_mode is Mode.AUDIT
+
+    def _draft(self, request: Request, policy: Policy) -> tuple[Draft, Decision]:
+        """Draft the patch, and find what has to be refused before the API server does."""
+        kind = (request.kind.group, request.kind.kind)
+        if kind == POD and request.sub_resource == EPHEMERAL:
+            return self._draft_ephemeral(request), Decision()
+        if kind == POD and not request.sub_resource:
+            if request.operation == UPDATE:
+                draft, reasons = restore(new_pod(request), old_pod(request), self.rules)
+                return draft, Decision(tuple(reasons))
+            pod = new_pod(request)
+            asked = read(pod, self.rules, policy)
+            wrong = wrong_with(pod, asked, self.rules, policy)
+            early = wrong if any(reason.code in REFUSED_EARLY for reason in wrong) else []
+            return rewrite(pod, asked, self.rules, policy), Decision(tuple(early))
+        if kind in KINDS and not request.sub_resource:
+            return self._draft_workload(request, policy)
+        return Draft(), Decision()
+
+    def _draft_ephemeral(self, request: Request) -> Draft:
+        """Blind the containers that are added to a running GPU pod."""
+        new, old, draft = new_pod(request), old_pod(request), Draft()
+        known = {container.name for container in old.spec.ephemeral_containers or ()}
+        if is_governed(old, self.rules):
+            for index, container in enumerate(new.spec.ephemeral_containers or ()):
+                if container.name not in known:
+                    clean_environment(("spec", "ephemeralContainers", index), container, draft, has_gpu=False)
+        return draft
+
+    def _draft_workload(self, request: Request, policy: Policy) -> tuple[Draft, Decision]:
+        maker = read_workload(request.object, request, "request.object")
+        before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
+        draft = rewrite_fractions(maker, before, self.rules)
+        if draft.operations or maker.metadata.is_controlled:
+            return draft, Decision()
+        pod = maker.decoded().as_pod()
+        wrong = wrong_with(pod, read(pod, self.rules, policy), self.rules, policy, draft.path)
+        return draft, Decision(tuple(wrong if any(reason.code in REFUSED_EARLY for reason in wrong) else []))
+
+    def _check(self, request: Request, policy: Policy, bound: Bound | None) -> Decision:
+        kind = (request.kind.group, request.kind.kind)
+        if is_binding(request):
+            is_gpu = bound is not None and has_gpu(bound.annotations, bound.spec, self.rules)
+            binding = decode_object(request.object, Binding, "request.object")
+            return check_binding(binding, self.rules, request.user_info, is_gpu=is_gpu)
+        if kind == POD and request.sub_resource == EPHEMERAL:
+            new, old = new_pod(request), old_pod(request)
+            return check_ephemeral(new, old, read(old, self.rules, policy), self.rules)
+        if kind == POD and not request.sub_resource:
+            pod = new_pod(request)
+            if request.operation == UPDATE:
+                return check_updated(pod, old_pod(request), self.rules, request.user_info)
+            return check_created(pod, read(pod, self.rules, policy), self.rules, policy, request.user_info)
+        if kind in KINDS and not request.sub_resource:
+            maker = read_workload(request.object, request, "request.object")
+            before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
+            return check_workload(maker, before, self.rules, policy, self.policies.quotas(request.namespace))
+        return Decision()
+
+
+def is_update(request: Request) -> bool:
+    """Tell whether there was an object before."""
+    return request.operation == UPDATE and bytes(request.old_object) != bytes(NULL)
+
+
+def is_binding(request: Request) -> bool:
+    """Tell whether a review is about putting a pod on a node."""
+    return (request.kind.group, request.kind.kind) == BINDING
+
+
+def new_pod(request: Request) -> Pod:
+    """Give the pod under review."""
+    return decode_object(request.object, Pod, "request.object")
+
+
+def old_pod(request: Request) -> Pod:
+    """Give the pod as it was."""
+    if bytes(request.old_object) == bytes(NULL):
+        raise BadRequest("request.oldObject is missing: an UPDATE has one")
+    return decode_object(request.old_object, Pod, "request.oldObject")
+
+
+def answer(request: Request, outcome: Outcome) -> bytes:
+    """Write the answer to a review."""
+    return encode_answer(request.uid, outcome.decision, outcome.operations)

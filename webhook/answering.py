@@ -1,0 +1,130 @@
+"""From the bytes of a request to the bytes of an answer, whichever server carries them.
+
+Decided is 200, whether allowed or refused. A call that breaks the protocol is 4xx. What cannot be decided now is 5xx,
+and the API server's failure policy says what follows; it is never turned into an allowance or a refusal.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+from msgspec import Struct
+
+from vcuda.decision import BadRequest, Unavailable
+from webhook.admission import Admission, Bound, Outcome, answer
+from webhook.review import Request, decode_review
+
+MUTATE, VALIDATE = "mutate", "validate"
+ROUTES = {f"/{MUTATE}": MUTATE, f"/{VALIDATE}": VALIDATE}
+JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+# What is left of the caller's own deadline for the way back.
+MARGIN_S = 0.2
+DURATION = re.compile(r"(?:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(h|ms|m|s|us|µs|ns))+", re.ASCII)
+PART = re.compile(r"([0-9.]+)(h|ms|m|s|us|µs|ns)", re.ASCII)
+SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+MAX_DURATION_TEXT = 40
+
+FindPod = Callable[[str, str, float], Bound | None]
+
+
+class Reply(Struct, frozen=True):
+    """What goes back to the caller."""
+
+    status: int
+    body: bytes
+    content_type: str = JSON
+
+
+class HttpError(BadRequest):
+    """A breach of the protocol that has a status of its own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Tally(Protocol):
+    """Counts what was decided."""
+
+    def decided(self, route: str, request: Request, outcome: Outcome, took_s: float) -> None:
+        """Count a decision."""
+        ...
+
+    def failed(self, route: str, cause: str) -> None:
+        """Count a call without decision."""
+        ...
+
+
+class Responder:
+    """Answers calls to the two admission routes."""
+
+    def __init__(self, admission: Admission, find_pod: FindPod, tally: Tally, answer_within_s: float) -> None:
+        self.admission, self._find_pod, self._tally = admission, find_pod, tally
+        self._answer_within_s = answer_within_s
+        self._log = structlog.get_logger()
+
+    def reply(self, route: str, content_type: str, query: str, body: bytes) -> Reply:
+        """Answer one call, on the caller's thread."""
+        started = time.monotonic()
+        try:
+            request = self.begin(content_type, body)
+            bound = self.look_up(route, request, self.budget_s(query))
+            return self.finish(route, request, bound, started)
+        except Exception as broken:  # the outermost frame of a request
+            return self.failed(route, broken)
+
+    def begin(self, content_type: str, body: bytes) -> Request:
+        """Read the question."""
+        if content_type != JSON and content_type.partition(";")[0].strip().lower() != JSON:
+            raise HttpError(415, f"Content-Type {content_type[:100]!r} is not read here: send {JSON}")
+        return decode_review(body)
+
+    def budget_s(self, query: str) -> float:
+        """Say how long an answer may take: the caller tells its own deadline in `?timeout=`."""
+        told = timeout_in(query)
+        return min(told - MARGIN_S if told is not None else self._answer_within_s, self._answer_within_s)
+
+    def needs_look_up(self, route: str, request: Request) -> bool:
+        """Tell whether the cluster has to be asked first."""
+        return route == VALIDATE and self.admission.pod_to_bind(request) is not None
+
+    def look_up(self, route: str, request: Request, within_s: float) -> Bound | None:
+        """Ask the cluster for the pod of a binding; nothing else needs it."""
+        if route != VALIDATE or (wanted := self.admission.pod_to_bind(request)) is None:
+            return None
+        if within_s <= 0:
+            raise Unavailable("no time is left to look the pod up")
+        return self._find_pod(*wanted, within_s)
+
+    def finish(self, route: str, request: Request, bound: Bound | None, started: float) -> Reply:
+        """Decide, and write the answer."""
+        outcome = self.admission.mutate(request) if route == MUTATE else self.admission.validate(request, bound)
+        body = answer(request, outcome)
+        self._tally.decided(route, request, outcome, time.monotonic() - started)
+        return Reply(200, body)
+
+    def failed(self, route: str, broken: Exception) -> Reply:
+        """Say that there is no decision, and whose fault that is."""
+        if isinstance(broken, BadRequest):
+            self._tally.failed(route, "bad-request")
+            return Reply(getattr(broken, "status", 400), f"{broken}\n".encode(errors="replace"), TEXT)
+        if isinstance(broken, Unavailable):
+            self._tally.failed(route, "unavailable")
+            self._log.warning("cannot_decide", route=route, cause=str(broken))
+            return Reply(503, f"cannot decide now: {broken}\n".encode(errors="replace"), TEXT)
+        self._tally.failed(route, "fault")
+        self._log.error("decision_failed", route=route, exc_info=broken)
+        return Reply(500, b"cannot decide: a fault of Quotient, see its log\n", TEXT)
+
+
+def timeout_in(query: str) -> float | None:
+    """Find the deadline in a query, as Go writes durations; a BadRequest if it is none."""
+    for part in query.split("&"):
+        if part.startswith("timeout="):
+            text = part[len("timeout=") :].replace("%C2%B5", "µ")
+            if len(text) > MAX_DURATION_TEXT or not DURATION.fullmatch(text):
+                raise BadRequest(f"timeout={text[:MAX_DURATION_TEXT]!r} is no duration: write it as 10s")
+            return sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))
+    return None

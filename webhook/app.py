@@ -1,0 +1,39 @@
+"""The Flask application: the two admission routes, over the same functions as the short path before it."""
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from webhook.answering import MUTATE, TEXT, VALIDATE, Reply, Responder
+
+
+def create_app(responder: Responder, max_body: int) -> Flask:
+    """Build the application."""
+    app = Flask("quotient", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = max_body
+
+    @app.post(f"/{MUTATE}")
+    def mutate() -> Response:
+        return respond(responder, MUTATE)
+
+    @app.post(f"/{VALIDATE}")
+    def validate() -> Response:
+        return respond(responder, VALIDATE)
+
+    @app.errorhandler(HTTPException)
+    def told(wrong: HTTPException) -> Response:
+        status = wrong.code or 500
+        return written(Reply(status, f"{wrong.description}\n".encode(), TEXT))
+
+    return app
+
+
+def respond(responder: Responder, route: str) -> Response:
+    """Answer the request at hand."""
+    body = request.get_data(cache=False)
+    query = request.query_string.decode("latin-1")
+    return written(responder.reply(route, request.headers.get("Content-Type", ""), query, body))
+
+
+def written(reply: Reply) -> Response:
+    """Write a reply as Flask wants it."""
+    return Response(reply.body, status=reply.status, content_type=reply.content_type)

@@ -1,0 +1,151 @@
+"""The serving certificate: loaded from a mounted secret, followed as it changes, and never replaced by a worse one.
+
+A secret's files change one after another, and a half-written or mismatched pair must not take the webhook down. So
+both are read, checked against each other, and only then given to the live TLS context. Connections that exist keep
+what they were made with.
+"""
+
+import os
+import ssl
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from msgspec import Struct
+
+CERTIFICATE, KEY = "tls.crt", "tls.key"
+
+
+class CertificateError(Exception):
+    """No usable pair; the message names the file and says why."""
+
+
+class KeyPair(Struct, frozen=True):
+    """A certificate chain and its key, which belong together, with what callers will check."""
+
+    certificate: bytes
+    key: bytes
+    names: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+
+    def problem(self, now: datetime, server_name: str) -> str:
+        """Say why callers would not accept it; empty if they would."""
+        if now < self.not_before:
+            return f"valid only from {self.not_before:%Y-%m-%d %H:%M} UTC on"
+        if now >= self.not_after:
+            return f"expired on {self.not_after:%Y-%m-%d %H:%M} UTC"
+        if server_name and server_name not in self.names:
+            return f"made for {', '.join(self.names) or 'no name'}, not for {server_name}"
+        return ""
+
+
+def read_pair(folder: Path) -> KeyPair:
+    """Read the files of a folder, and check that they belong together."""
+    found: list[bytes] = []
+    for name in (CERTIFICATE, KEY):
+        try:
+            found.append((folder / name).read_bytes())
+        except OSError as wrong:
+            raise CertificateError(f"{folder / name}: cannot be read: {wrong.strerror}") from None
+    return pair_of(found[0], found[1], str(folder))
+
+
+def pair_of(certificate: bytes, key: bytes, where: str) -> KeyPair:
+    """Check that a chain and a key are whole and belong together."""
+    try:
+        leaf = x509.load_pem_x509_certificates(certificate)[0]
+    except (ValueError, IndexError) as wrong:
+        raise CertificateError(f"{where}: {CERTIFICATE} is not a PEM certificate: {wrong}") from None
+    try:
+        public = load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as wrong:
+        raise CertificateError(f"{where}: {KEY} is not a PEM key without password: {wrong}") from None
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if public.public_bytes(*form) != leaf.public_key().public_bytes(*form):
+        raise CertificateError(f"{where}: {CERTIFICATE} and {KEY} do not belong together")
+    return KeyPair(certificate, key, names_of(leaf), leaf.not_valid_before_utc, leaf.not_valid_after_utc)
+
+
+def names_of(leaf: x509.Certificate) -> tuple[str, ...]:
+    """Give the names and addresses a certificate is made for."""
+    try:
+        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return (*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress)))
+
+
+def put_into(context: ssl.SSLContext, pair: KeyPair) -> None:
+    """Give a pair to a TLS context. It wants files, and must get the very bytes that were checked."""
+    with ExitStack() as stack:
+        paths = []
+        for name, content in ((CERTIFICATE, pair.certificate), (KEY, pair.key)):
+            handle = os.memfd_create(name)
+            stack.callback(os.close, handle)
+            os.write(handle, content)
+            paths.append(f"/proc/self/fd/{handle}")
+        context.load_cert_chain(*paths)
+
+
+class Certificates:
+    """The pair in use, and the TLS context that serves it."""
+
+    def __init__(self, folder: Path, server_name: str, client_ca: Path | None = None) -> None:
+        self._folder, self._server_name, self._client_ca = folder, server_name, client_ca
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+        if client_ca is not None:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+        self._clients = b""
+        self.in_use: KeyPair | None = None
+        self.failures = 0
+        self._refused: object = None
+
+    def refresh(self, now: datetime | None = None) -> str:
+        """Take what is in the folder now, unless it is worse; says what happened, or nothing if nothing did."""
+        now = now or datetime.now(UTC)
+        try:
+            trusted = self._read_clients()
+            pair = read_pair(self._folder)
+            if pair == self.in_use and trusted == self._clients:
+                self._refused = None
+                return ""
+            problem = pair.problem(now, self._server_name)
+            if problem and self.in_use is not None and not self.in_use.problem(now, self._server_name):
+                raise CertificateError(f"{self._folder}: {problem}; the one in use stays")  # noqa: TRY301
+            # A context of its own first: what fails there must not leave the live one with half a pair.
+            put_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), pair)
+            put_into(self.context, pair)
+            if trusted:
+                self.context.load_verify_locations(cadata=trusted.decode("ascii"))
+        except (CertificateError, ssl.SSLError, ValueError) as wrong:
+            return self._refuse(str(wrong))
+        self.in_use, self._clients, self._refused = pair, trusted, None
+        until = f"{pair.not_after:%Y-%m-%d %H:%M} UTC"
+        return f"serving a certificate for {', '.join(pair.names)} until {until}" + (f": {problem}" if problem else "")
+
+    def _refuse(self, why: str) -> str:
+        """Count a pair that was not taken; the same one is told of once."""
+        if why == self._refused:
+            return ""
+        self._refused = why
+        self.failures += 1
+        return f"certificate not taken: {why}"
+
+    def _read_clients(self) -> bytes:
+        if self._client_ca is None:
+            return b""
+        try:
+            return self._client_ca.read_bytes()
+        except OSError as wrong:
+            raise CertificateError(f"{self._client_ca}: cannot be read: {wrong.strerror}") from None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is a pair that callers accept."""
+        return self.in_use is not None and not self.in_use.problem(datetime.now(UTC), self._server_name)

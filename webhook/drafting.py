@@ -1,0 +1,73 @@
+"""A patch in the making: the fewest operations that make an object what it should be, and what to tell about them."""
+
+from typing import Any
+
+from webhook.objects import Metadata
+
+Operation = dict[str, Any]
+# The API server cuts longer warnings off.
+MAX_WARNING = 250
+
+
+def pointer(*steps: str | int) -> str:
+    """Write a JSON pointer."""
+    return "".join(f"/{step}" if isinstance(step, int) else f"/{escaped(step)}" for step in steps)
+
+
+def escaped(step: str) -> str:
+    """Escape one step of a pointer."""
+    return step.replace("~", "~0").replace("/", "~1") if "~" in step or "/" in step else step
+
+
+class Draft:
+    """Operations on one object, and warnings for its author. `root` is where the pod, or its template, stands."""
+
+    def __init__(self, root: str = "") -> None:
+        self.root = root
+        self.operations: list[Operation] = []
+        self.warnings: list[str] = []
+        self._annotations: dict[str, str | None] = {}
+
+    @property
+    def path(self) -> str:
+        """Say where the root is, as messages name fields."""
+        return f"{self.root[1:].replace('/', '.')}." if self.root else ""
+
+    def add(self, value: Any, *steps: str | int) -> None:  # noqa: ANN401 - any JSON
+        """Put a value in, over whatever stands there."""
+        self.operations.append({"op": "add", "path": self.root + pointer(*steps), "value": value})
+
+    def remove(self, *steps: str | int) -> None:
+        """Take out what stands there."""
+        self.operations.append({"op": "remove", "path": self.root + pointer(*steps)})
+
+    def annotate(self, key: str, value: str | None) -> None:
+        """Set an annotation, or with None take it away."""
+        self._annotations[key] = value
+
+    def warn(self, text: str) -> None:
+        """Tell the author something; the same thing only once."""
+        if (short := shortened(text)) not in self.warnings:
+            self.warnings.append(short)
+
+    def finish(self, metadata: Metadata | None) -> "Draft":
+        """Write out the annotations, where there were some and where there were none."""
+        if metadata is None or metadata.annotations is None:
+            wanted = {key: value for key, value in self._annotations.items() if value is not None}
+            if wanted and metadata is None:
+                self.add({"annotations": wanted}, "metadata")
+            elif wanted:
+                self.add(wanted, "metadata", "annotations")
+            return self
+        for key, value in self._annotations.items():
+            if value is None:
+                if key in metadata.annotations:
+                    self.remove("metadata", "annotations", key)
+            elif metadata.annotations.get(key) != value:
+                self.add(value, "metadata", "annotations", key)
+        return self
+
+
+def shortened(text: str) -> str:
+    """Cut a warning to the length that the API server passes on."""
+    return text if len(text) <= MAX_WARNING else text[: MAX_WARNING - 1] + "…"

@@ -1,0 +1,108 @@
+"""The ASGI application that gunicorn serves: it takes in a request whole, and gives it to those who answer.
+
+Reading is bounded in size and time before anybody waits for it, so that a stalled client holds up only itself. The
+two admission routes are answered here at once, unless configured otherwise; everything else is Flask's. Both ways
+call the same functions.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from a2wsgi import WSGIMiddleware
+from flask import Flask
+
+from webhook.answering import ROUTES, TEXT, HttpError, Reply, Responder
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+FLASK_THREADS = 8
+
+
+class Gone(Exception):  # noqa: N818
+    """The caller left before its request was whole."""
+
+
+class Front:
+    """Serves one application."""
+
+    def __init__(
+        self, responder: Responder, app: Flask, *, max_body: int, body_timeout_s: float, short_path: bool
+    ) -> None:
+        self._responder = responder
+        self._flask = WSGIMiddleware(app.wsgi_app, workers=FLASK_THREADS)  # type: ignore[arg-type]
+        self._max_body, self._body_timeout_s, self._short_path = max_body, body_timeout_s, short_path
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                body = await self._read(headers, receive)
+        except TimeoutError:
+            await write(send, Reply(408, b"the body did not arrive in time\n", TEXT), close=True)
+            return
+        except HttpError as wrong:
+            await write(send, Reply(wrong.status, f"{wrong}\n".encode(), TEXT), close=True)
+            return
+        except Gone:
+            return
+        route = ROUTES.get(scope["path"]) if self._short_path and scope["method"] == "POST" else None
+        if route is None:
+            await self._flask(scope, replay(body), send)  # type: ignore[arg-type]
+            return
+        content_type = headers.get(b"content-type", b"").decode("latin-1")
+        await write(send, await self.reply(route, content_type, scope["query_string"].decode("latin-1"), body))
+
+    async def reply(self, route: str, content_type: str, query: str, body: bytes) -> Reply:
+        """Answer one call to an admission route; only what has to ask the cluster leaves the event loop."""
+        started = time.monotonic()
+        responder = self._responder
+        try:
+            request = responder.begin(content_type, body)
+            within_s = responder.budget_s(query)
+            bound = None
+            if responder.needs_look_up(route, request):
+                bound = await asyncio.to_thread(responder.look_up, route, request, within_s)
+            return responder.finish(route, request, bound, started)
+        except Exception as broken:  # the outermost frame of a request
+            return responder.failed(route, broken)
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """Read the body, no more than is allowed."""
+        length = headers.get(b"content-length")
+        if length is None and b"transfer-encoding" in headers:
+            raise HttpError(411, "send the review with a Content-Length")
+        if length is not None and int(length) > self._max_body:
+            raise HttpError(413, f"a review of {int(length)} bytes; at most {self._max_body} are read")
+        parts: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise Gone
+            parts.append(message["body"])
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def replay(body: bytes) -> Receive:
+    """Give a body that has been read to one who wants to read it."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+async def write(send: Send, reply: Reply, *, close: bool = False) -> None:
+    """Send a reply; after a body that was not read to its end the connection cannot be used again."""
+    headers = [(b"content-type", reply.content_type.encode()), (b"content-length", str(len(reply.body)).encode())]
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -1,0 +1,244 @@
+"""What is rewritten on a pod: into the canonical vocabulary, with what is missing filled in and what harms taken out.
+
+Everything here is a pure function of the pod, the cluster's rules and the namespace's policy, and doing it twice is
+doing it once: other webhooks may come in between, and the API server then asks again.
+"""
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vcuda.decision import shown
+from vcuda.language import wish_keys
+from vcuda.limits import agreed, encode_limits
+from vcuda.names import ANCESTOR_POOL_LABELS, MIRROR, SCHEDULER, Names
+from vcuda.policy import Policy
+from vcuda.quantity import NANO, QuantityError, parse
+from webhook.drafting import Draft
+from webhook.objects import AdmittedContainer, AdmittedSpec, Pod
+from webhook.reading import Asked
+from webhook.rules import Rules
+
+Steps = tuple[str | int, ...]
+Term = dict[str, Any]
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+NONE_VISIBLE = "void"
+RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
+MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - where AWS's plugin has its users mount it
+
+
+def rewrite(pod: Pod, asked: Asked, rules: Rules, policy: Policy, root: str = "") -> Draft:
+    """Draft what a new pod needs. A pod with mistakes is left as it is, so that they are told in its author's terms."""
+    draft = Draft(root)
+    if MIRROR in pod.metadata.noted:
+        return draft  # A kubelet shows what it runs already; nothing can be changed.
+    strip_owned(pod, asked, rules, draft)
+    if asked.request.is_gpu and not asked.reasons:
+        rewrite_resources(pod, asked, rules, draft)
+        rewrite_annotations(pod, asked, rules, draft)
+        if rules.replaces_scheduler(pod.spec.scheduler_name):
+            draft.add(SCHEDULER, "spec", "schedulerName")
+        neutralise(pod, asked, draft)
+        if policy.pools:
+            restrict_to_pools(pod, policy.pools, rules, draft)
+        tolerate(pod, rules, draft)
+    return draft.finish(pod.metadata)
+
+
+def containers_of(spec: AdmittedSpec) -> Iterator[tuple[Steps, AdmittedContainer]]:
+    """Go through the containers that are there from the start, with their place."""
+    for index, container in enumerate(spec.init_containers or ()):
+        yield ("spec", "initContainers", index), container
+    for index, container in enumerate(spec.containers or ()):
+        yield ("spec", "containers", index), container
+
+
+def dotted(steps: Steps) -> str:
+    """Name a container's place as messages do."""
+    return f"{steps[0]}.{steps[1]}[{steps[2]}]"
+
+
+def strip_owned(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
+    """Take away annotations by which a tenant would speak for Quotient; limits are computed anew for GPU pods."""
+    for key in pod.metadata.noted:
+        if not rules.owns(key) or (key == rules.names.limits and asked.request.is_gpu):
+            continue
+        draft.annotate(key, None)
+        draft.warn(f"{draft.path}metadata.annotations[{key}] is written by Quotient alone: yours was removed")
+
+
+def rewrite_resources(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
+    """Ask for both canonical resources, in limits and requests, and in no other vocabulary."""
+    shares = {each.name: each.share for each in asked.request.containers}
+    for steps, container in containers_of(pod.spec):
+        share = shares.get(container.name)
+        if share is None or container.resources is None:
+            continue
+        wanted = {rules.names.core: str(share.cores), rules.names.memory: str(share.memory_count)}
+        for part, written in (("limits", container.resources.limits), ("requests", container.resources.requests)):
+            if written is None:
+                draft.add(wanted, *steps, "resources", part)
+                continue
+            for key in written:
+                if key in rules.language.by_key and key not in wanted:
+                    draft.remove(*steps, "resources", part, key)
+            for key, value in wanted.items():
+                if key not in written or not is_count(written[key], value):
+                    draft.add(value, *steps, "resources", part, key)
+
+
+def is_count(written: str | float, wanted: str) -> bool:
+    """Tell whether a quantity says this count, however it is spelled."""
+    if written == wanted:
+        return True
+    try:
+        return parse(written).nanos == int(wanted) * NANO
+    except QuantityError:
+        return False
+
+
+def rewrite_annotations(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
+    """Write what each container may use, and the author's wishes under the canonical names."""
+    names, noted = rules.names, pod.metadata.noted
+    limits = encode_limits(asked.limits)
+    if noted.get(names.limits, limits) != limits:
+        draft.warn(f"{draft.path}metadata.annotations[{names.limits}] is computed by Quotient: yours was replaced")
+    draft.annotate(names.limits, limits)
+    rename_wishes(pod, rules, draft)
+    if asked.wishes.core_limit is None:
+        limit = agreed(asked.limits)
+        draft.annotate(names.core_limit, None if limit is None else str(limit))
+    follow = [each.name for each in asked.request.containers if each.share.follows]
+    listed = [name.strip() for name in noted.get(names.memory_follows_core, "").split(",") if name.strip()]
+    if not set(follow) <= set(listed):
+        draft.annotate(names.memory_follows_core, ",".join(dict.fromkeys([*listed, *follow])))
+
+
+def rename_wishes(pod: Pod, rules: Rules, draft: Draft) -> None:
+    """Move wishes from an ancestor's domain to the canonical one."""
+    noted = pod.metadata.noted
+    if noted.keys().isdisjoint(rules.language.wishes):
+        return
+    for names in rules.language.all_names[1:]:
+        for key, canonical in zip(wish_keys(names), wish_keys(rules.names), strict=True):
+            if key in noted:
+                draft.annotate(key, None)
+                if canonical not in noted:
+                    draft.annotate(canonical, noted[key])
+
+
+def neutralise(pod: Pod, asked: Asked, draft: Draft) -> None:
+    """Take out what would reach GPUs that were not given."""
+    of_gpus = {each.name for each in asked.request.containers}
+    for steps, container in containers_of(pod.spec):
+        clean_environment(steps, container, draft, has_gpu=container.name in of_gpus)
+    neutralise_node(pod, draft)
+
+
+def neutralise_node(pod: Pod, draft: Draft) -> None:
+    """Take out what reaches into the node to share GPUs past Quotient."""
+    if pod.spec.host_ipc:
+        draft.remove("spec", "hostIPC")
+        draft.warn(f"{draft.path}spec.hostIPC was removed: containers with GPUs need it no more")
+    for index, volume in enumerate(pod.spec.volumes or ()):
+        if volume.host_path is not None and is_mps_folder(volume.host_path.path):
+            draft.remove("spec", "volumes", index, "hostPath")
+            draft.add({}, "spec", "volumes", index, "emptyDir")
+            draft.warn(
+                f"{draft.path}spec.volumes[{index}]: {MPS_FOLDER} of the node was replaced by an empty folder: "
+                "Quotient connects containers to MPS itself"
+            )
+
+
+def is_mps_folder(path: str) -> bool:
+    """Tell whether a path of the node is the folder of MPS, or in it."""
+    clean = posixpath.normpath("/" + path.lstrip("/"))
+    return clean == MPS_FOLDER or clean.startswith(f"{MPS_FOLDER}/")
+
+
+def clean_environment(steps: Steps, container: AdmittedContainer, draft: Draft, *, has_gpu: bool) -> None:
+    """Take reserved variables out; a container without GPU is told that it has none.
+
+    Where NVIDIA's runtime is the default it would otherwise see every GPU of the node.
+    """
+    removed: list[int] = []
+    blind = has_gpu
+    for index, variable in enumerate(container.env or ()):
+        if not is_reserved(variable.name):
+            continue
+        if not has_gpu and not blind and variable.name == VISIBLE and variable.value == NONE_VISIBLE:
+            blind = True
+        else:
+            removed.append(index)
+            draft.warn(
+                f"{draft.path}{dotted(steps)}.env[{shown(variable.name)}] was removed: "
+                "which GPUs a container sees, and how much of them, follows from its request"
+            )
+    for index in reversed(removed):
+        draft.remove(*steps, "env", index)
+    if not blind:
+        entry = {"name": VISIBLE, "value": NONE_VISIBLE}
+        if container.env is None:
+            draft.add([entry], *steps, "env")
+        else:
+            draft.add(entry, *steps, "env", "-")
+
+
+def is_reserved(name: str) -> bool:
+    """Tell whether a variable would decide which GPUs a container sees, or how much of them."""
+    return name == VISIBLE or name.startswith(RESERVED_PREFIXES)
+
+
+def restrict_to_pools(pod: Pod, pools: Sequence[str], rules: Rules, draft: Draft) -> None:
+    """Let a pod run only on nodes of its namespace's pools, beside what it wants itself."""
+    affinity = pod.spec.affinity
+    node_affinity = affinity.node_affinity if affinity else None
+    required = node_affinity.required if node_affinity else None
+    terms = list(required.node_selector_terms or ()) if required else []
+    wanted = in_pools(terms, pools, rules.names)
+    if wanted == terms:
+        return
+    value: Any = wanted
+    steps = ["affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"]
+    # Only what is missing is put in; what stands beside it stays untouched.
+    present = 1 + sum(part is not None for part in (affinity, node_affinity, required))
+    for step in reversed(steps[present:]):
+        value = {step: value}
+    draft.add(value, "spec", *steps[:present])
+
+
+def in_pools(terms: Sequence[Term], pools: Sequence[str], names: Names) -> list[Term]:
+    """Narrow each term to the pools, which nodes may carry under the canonical label or an ancestor's.
+
+    An empty term matches no node and must stay empty.
+    """
+    expressions = [
+        {"key": label, "operator": "In", "values": list(pools)} for label in (names.pool_label, *ANCESTOR_POOL_LABELS)
+    ]
+    if not terms:
+        return [{"matchExpressions": [expression]} for expression in expressions]
+    narrowed: list[Term] = []
+    for term in terms:
+        own = term.get("matchExpressions") or []
+        if not (own or term.get("matchFields")) or any(expression in own for expression in expressions):
+            narrowed.append(term)
+        else:
+            narrowed += [{**term, "matchExpressions": [*own, expression]} for expression in expressions]
+    return narrowed
+
+
+def tolerate(pod: Pod, rules: Rules, draft: Draft) -> None:
+    """Let a pod onto nodes that are kept for GPUs."""
+    present = [plain(each) for each in pod.spec.tolerations or ()]
+    missing = [each for each in rules.tolerations if plain(each) not in present]
+    if missing and pod.spec.tolerations is None:
+        draft.add(missing, "spec", "tolerations")
+        return
+    for each in missing:
+        draft.add(each, "spec", "tolerations", "-")
+
+
+def plain(toleration: dict[str, Any]) -> dict[str, Any]:
+    """Write a toleration without what is understood."""
+    return {"operator": "Equal"} | {key: value for key, value in toleration.items() if value not in (None, "")}

@@ -1,0 +1,202 @@
+"""The same manifest applied again: what the API server merged over a pod that was rewritten is taken back.
+
+`kubectl apply` compares the live pod with the manifest, and puts back whatever the webhook had rewritten: a key of
+another vocabulary, a memory in bytes, the default scheduler. Most of that can never change on a living pod, so the
+API server would refuse. What means the same as before is undone here; what means something else is refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from vcuda.decision import Code, Reason, shown
+from vcuda.language import wish_keys
+from vcuda.names import ANCESTOR_POOL_LABELS, LAST_APPLIED, SCHEDULER
+from vcuda.pod import Container, Resources, Written
+from vcuda.request import ContainerRequest, Role, read_container, read_pod
+from vcuda.wishes import read_wishes
+from webhook.drafting import Draft
+from webhook.mutating import (
+    clean_environment,
+    containers_of,
+    dotted,
+    neutralise_node,
+    rename_wishes,
+    tolerate,
+)
+from webhook.objects import AdmittedContainer, Pod
+from webhook.rules import Rules
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """The annotations of a manifest."""
+
+    annotations: dict[str, str] | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What `kubectl apply` remembers having applied."""
+
+    metadata: Metadata = Metadata()
+
+
+def restore(new: Pod, old: Pod, rules: Rules) -> tuple[Draft, list[Reason]]:
+    """Draft what makes an update leave a governed pod as it was rewritten; pods that never were are left alone."""
+    draft = Draft()
+    if rules.names.limits not in old.metadata.noted:
+        return draft, []
+    reasons = restore_resources(new, old, rules, draft)
+    restore_annotations(new, old, rules, draft)
+    if old.spec.scheduler_name == SCHEDULER and rules.replaces_scheduler(new.spec.scheduler_name):
+        draft.add(SCHEDULER, "spec", "schedulerName")
+    before = {container.name: container for _, container in containers_of(old.spec)}
+    shares = {each.name for each in read_pod(old.spec, old.metadata.noted, rules.language).request.containers}
+    for steps, container in containers_of(new.spec):
+        known = before.get(container.name)
+        if known is not None and known.env != container.env:
+            clean_environment(steps, container, draft, has_gpu=container.name in shares)
+    neutralise_node(new, draft)
+    restore_terms(new, old, rules, draft)
+    if old.spec.tolerations != new.spec.tolerations:
+        tolerate(new, rules, draft)
+    return draft.finish(new.metadata), reasons
+
+
+def restore_resources(new: Pod, old: Pod, rules: Rules, draft: Draft) -> list[Reason]:
+    """Take back amounts that mean what the pod has; refuse those that mean something else."""
+    reasons: list[Reason] = []
+    before = {container.name: container for _, container in containers_of(old.spec)}
+    reading = read_pod(old.spec, old.metadata.noted, rules.language)
+    shares = {each.name: each for each in reading.request.containers}
+    for steps, container in containers_of(new.spec):
+        known = before.get(container.name)
+        if known is None or known.resources == container.resources:
+            continue
+        for key in sorted(changed_keys(container, known, rules)):
+            if means_the_same(container, key, shares.get(container.name), rules):
+                put_back(steps, container, known, key, draft)
+            else:
+                reasons.append(request_frozen(steps, container, key))
+    return reasons
+
+
+def changed_keys(new: AdmittedContainer, old: AdmittedContainer, rules: Rules) -> set[str]:
+    """Name the keys of our vocabularies that an update adds or changes."""
+    return {
+        key
+        for now, before in parts(new, old)
+        for key, value in now.items()
+        if key in rules.language.by_key and before.get(key) != value
+    }
+
+
+def parts(new: Container, old: Container) -> Iterator[tuple[Written, Written]]:
+    """Pair limits with limits and requests with requests."""
+    now, before = new.resources or Resources(), old.resources or Resources()
+    yield now.limits or {}, before.limits or {}
+    yield now.requests or {}, before.requests or {}
+
+
+def means_the_same(container: AdmittedContainer, key: str, before: ContainerRequest | None, rules: Rules) -> bool:
+    """Tell whether a container, read in the vocabulary of this key alone, asks for what it has."""
+    if before is None:
+        return False
+    keys = rules.language.by_key[key].keys
+    written = container.resources or Resources()
+    alone = AdmittedContainer(
+        name=container.name,
+        resources=Resources(*({k: v for k, v in (part or {}).items() if k in keys} for part in as_pair(written))),
+    )
+    follows = before.share.follows and rules.names.core in keys
+    again, _ = read_container(alone, "", Role.APP, rules.language, follows=follows)
+    return again is not None and measured(again) == measured(before)
+
+
+def as_pair(resources: Resources) -> tuple[Written | None, Written | None]:
+    """Give limits and requests."""
+    return resources.limits, resources.requests
+
+
+def measured(request: ContainerRequest) -> tuple[int, int, bool]:
+    """Give what counts of a share, tokens included."""
+    return request.share.cores, request.share.memory_count, request.share.follows
+
+
+def put_back(
+    steps: tuple[str | int, ...], new: AdmittedContainer, old: AdmittedContainer, key: str, draft: Draft
+) -> None:
+    """Make one key what it was, in limits and requests."""
+    for part, (now, before) in zip(("limits", "requests"), parts(new, old), strict=True):
+        if now.get(key) == before.get(key):
+            continue
+        if key in before:
+            draft.add(before[key], *steps, "resources", part, key)
+        else:
+            draft.remove(*steps, "resources", part, key)
+
+
+def request_frozen(steps: tuple[str | int, ...], container: AdmittedContainer, key: str) -> Reason:
+    """Say that a living pod keeps its request."""
+    limits, requests = as_pair(container.resources or Resources())
+    part, written = ("limits", limits or {}) if key in (limits or {}) else ("requests", requests or {})
+    return Reason(
+        code=Code.REQUEST_FROZEN,
+        field=f"{dotted(steps)}.resources.{part}[{key}]",
+        value=shown(written.get(key, "")),
+        message="a pod keeps the share it was admitted with",
+        remedy="delete the pod and create it anew with the new share",
+    )
+
+
+def restore_annotations(new: Pod, old: Pod, rules: Rules, draft: Draft) -> None:
+    """Take back annotations of the manifest that were rewritten when it was first applied."""
+    now, before = new.metadata.noted, old.metadata.noted
+    if now == before:
+        return
+    was, wrong = read_wishes(before, rules.language)
+    again, wrong_now = read_wishes({**now, **canonical_wishes(before, rules)}, rules.language)
+    if not wrong and not wrong_now and was == again:
+        # An ancestor's annotation beside the canonical one, with the same value: renamed before, and again.
+        rename_wishes(new, rules, draft)
+    applied, applied_before = manifest_of(now), manifest_of(before)
+    for key in (*rules.frozen, *(key for key in now if rules.owns(key))):
+        same_manifest = key in applied and applied.get(key) == applied_before.get(key) == now.get(key)
+        if now.get(key) != before.get(key) and same_manifest:
+            draft.annotate(key, before.get(key))
+
+
+def canonical_wishes(annotations: Mapping[str, str], rules: Rules) -> dict[str, str]:
+    """Give the wishes as they stand under the canonical names."""
+    return {key: annotations[key] for key in wish_keys(rules.names) if key in annotations}
+
+
+def manifest_of(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Give the annotations that the manifest itself had, as `kubectl apply` remembers it."""
+    try:
+        return msgspec.json.decode(annotations.get(LAST_APPLIED, "{}"), type=Manifest).metadata.annotations or {}
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return {}
+
+
+def restore_terms(new: Pod, old: Pod, rules: Rules, draft: Draft) -> None:
+    """Keep a pod in its pools: terms that are the old ones without the pools are made the old ones again."""
+    now, before = terms_of(new), terms_of(old)
+    labels = (rules.names.pool_label, *ANCESTOR_POOL_LABELS)
+    without: list[dict[str, Any]] = []
+    for term in before:
+        own = [each for each in term.get("matchExpressions") or [] if each.get("key") not in labels]
+        bare = {key: value for key, value in term.items() if key != "matchExpressions"}
+        stripped = {**bare, "matchExpressions": own} if own else bare
+        if stripped not in without:
+            without.append(stripped)
+    if now and now != before and now == without:
+        required = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        draft.add(before, "spec", *required, "nodeSelectorTerms")
+
+
+def terms_of(pod: Pod) -> list[dict[str, Any]]:
+    """Give the terms of the nodes that a pod must be on."""
+    affinity = pod.spec.affinity
+    required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
+    return list(required.node_selector_terms or ()) if required else []

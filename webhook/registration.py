@@ -1,0 +1,185 @@
+"""The objects that make an API server call the webhook: what for, and above all what not for.
+
+Rules cannot select pods by the resources they ask for, but matchConditions can. An object that neither speaks one of
+our vocabularies nor carries an annotation of ours never leaves the API server, so `failurePolicy: Fail` can only ever
+hold up GPU pods. No label exempts anything; only our own namespace is left out, by a label nobody can change.
+"""
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+from vcuda.names import ANCESTOR_OWNED
+from webhook.rules import KUBE_SCHEDULER, Rules
+
+MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
+NAME = "quotient"
+TIMEOUT_S = 10
+WORKLOADS = {
+    "apps": ["deployments", "statefulsets", "daemonsets", "replicasets"],
+    "": ["replicationcontrollers"],
+    "batch": ["jobs"],
+}
+CRON_JOBS = {"batch": ["cronjobs"]}
+
+
+def registration(rules: Rules, target: str, ca_bundle: bytes = b"") -> list[dict[str, Any]]:
+    """Write both configurations, for a webhook at a URL or behind a Service written as NAMESPACE/NAME."""
+    return [
+        configuration(rules, target, ca_bundle, mutating=True),
+        configuration(rules, target, ca_bundle, mutating=False),
+    ]
+
+
+def configuration(rules: Rules, target: str, ca_bundle: bytes, *, mutating: bool) -> dict[str, Any]:
+    """Write one configuration."""
+    route = "mutate" if mutating else "validate"
+    hooks = [
+        hook(f"pods.{route}", pod_rules(), [speaks(rules, "spec", "metadata")]),
+        hook(
+            f"workloads.{route}",
+            created_and_updated(WORKLOADS),
+            [uncontrolled(), speaks(rules, "spec.template.spec", "spec.template.metadata")],
+        ),
+        hook(
+            f"cronjobs.{route}",
+            created_and_updated(CRON_JOBS),
+            [speaks(rules, "spec.jobTemplate.spec.template.spec", "spec.jobTemplate.spec.template.metadata")],
+        ),
+    ]
+    if not mutating:
+        hooks.append(hook("bindings.validate", [binding_rule()], [foreign_binder(rules)]))
+    for each in hooks:
+        each["clientConfig"] = client_config(target, route, ca_bundle)
+        each["namespaceSelector"] = elsewhere(rules.system_namespace)
+        if mutating:
+            each["reinvocationPolicy"] = "IfNeeded"
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": MUTATING if mutating else VALIDATING,
+        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}},
+        "webhooks": hooks,
+    }
+
+
+def hook(name: str, rules: list[dict[str, Any]], conditions: list[dict[str, str]]) -> dict[str, Any]:
+    """Write one webhook."""
+    return {
+        "name": f"{name}.quotient.dev",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "NoneOnDryRun",
+        "failurePolicy": "Fail",
+        "matchPolicy": "Equivalent",
+        "timeoutSeconds": TIMEOUT_S,
+        "rules": rules,
+        "matchConditions": conditions,
+    }
+
+
+def client_config(target: str, route: str, ca_bundle: bytes) -> dict[str, Any]:
+    """Say where the webhook is."""
+    if target.startswith("https://"):
+        found: dict[str, Any] = {"url": f"{target.rstrip('/')}/{route}"}
+    else:
+        namespace, _, name = target.partition("/")
+        found = {"service": {"namespace": namespace, "name": name, "path": f"/{route}", "port": 443}}
+    return found | ({"caBundle": base64.b64encode(ca_bundle).decode()} if ca_bundle else {})
+
+
+def elsewhere(namespace: str) -> dict[str, Any]:
+    """Select all namespaces but one."""
+    expression = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [namespace]}
+    return {"matchExpressions": [expression]}
+
+
+def pod_rules() -> list[dict[str, Any]]:
+    """Say for which operations on pods to call; containers may be added later, too."""
+    common = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
+    return [
+        common | {"operations": ["CREATE", "UPDATE"], "resources": ["pods"]},
+        common | {"operations": ["UPDATE"], "resources": ["pods/ephemeralcontainers"]},
+    ]
+
+
+def created_and_updated(resources: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """Say for which workloads to call."""
+    return [
+        {
+            "apiGroups": [group],
+            "apiVersions": ["v1"],
+            "scope": "Namespaced",
+            "operations": ["CREATE", "UPDATE"],
+            "resources": names,
+        }
+        for group, names in resources.items()
+    ]
+
+
+def binding_rule() -> dict[str, Any]:
+    """Call for bindings, in the new form and in the old."""
+    return {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "scope": "Namespaced",
+        "operations": ["CREATE"],
+        "resources": ["pods/binding", "bindings"],
+    }
+
+
+def speaks(rules: Rules, spec: str, metadata: str) -> dict[str, str]:
+    """Match objects whose containers ask in one of our vocabularies, or that carry an annotation only we may write.
+
+    On UPDATE the object before counts as well: otherwise taking an annotation away would go unseen. Every field may be
+    missing, and an error in a condition would count against the object.
+    """
+    containers = " + ".join(either(f"o.{spec}.{field}", "[]") for field in ("containers", "initContainers"))
+    resources = ", ".join(either(f"c.resources.{part}", "{}") for part in ("limits", "requests"))
+    ours = f"r.exists(k, k in [{quoted(rules.language.by_key)}])"
+    asks = f"({containers}).exists(c, has(c.resources) && [{resources}].exists(r, {ours}))"
+    marks = "|".join(f"{key}.*" if key.endswith("-") else key for key in ANCESTOR_OWNED)
+    domains = "|".join(names.domain.replace(".", "[.]") for names in rules.language.all_names)
+    owned = quoted([rules.names.limits, rules.names.placement])
+    carries = (
+        f"has(o.{metadata}.annotations) && "
+        f"o.{metadata}.annotations.exists(k, k in [{owned}] || k.matches('^({domains})/({marks})$'))"
+    )
+    expression = (
+        f"[object, oldObject].exists(o, o != null && "
+        f"(({guards(f'o.{spec}')} && {asks}) || ({guards(f'o.{metadata}')} && {carries})))"
+    )
+    return {"name": "speaks-of-gpus", "expression": expression}
+
+
+def either(path: str, otherwise: str) -> str:
+    """Take a field, or something else where it is missing."""
+    return f"(has({path}) ? {path} : {otherwise})"
+
+
+def guards(path: str) -> str:
+    """Make sure of every field on the way."""
+    steps = path.split(".")
+    return " && ".join(f"has({'.'.join(steps[: length + 1])})" for length in range(1, len(steps)))
+
+
+def quoted(words: Iterable[str]) -> str:
+    """Write a list of CEL strings."""
+    return ", ".join(f"'{word}'" for word in words)
+
+
+def uncontrolled() -> dict[str, str]:
+    """Leave out what a controller made: its owner was asked about, and refusing here would only stall it."""
+    return {
+        "name": "made-by-a-person",
+        "expression": "!has(object.metadata.ownerReferences) || "
+        "!object.metadata.ownerReferences.exists(o, has(o.controller) && o.controller)",
+    }
+
+
+def foreign_binder(rules: Rules) -> dict[str, str]:
+    """Leave out those who may bind: other pods must not wait for us."""
+    known = quoted((KUBE_SCHEDULER, *rules.binders))
+    return {
+        "name": "not-by-a-scheduler",
+        "expression": f"!(request.userInfo.username in [{known}]) && "
+        f"!request.userInfo.username.startsWith('system:serviceaccount:{rules.system_namespace}:')",
+    }

@@ -1,0 +1,119 @@
+"""AdmissionReview v1, in and out.
+
+Only what decides is decoded; the objects under review stay raw until it is known what they are.
+"""
+
+import base64
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from vcuda.decision import BadRequest, Decision
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+NULL = Raw(b"null")
+
+T = TypeVar("T")
+
+
+class GroupKind(Struct, frozen=True):
+    """What an object is."""
+
+    group: str = ""
+    version: str = ""
+    kind: str = ""
+
+
+class User(Struct, frozen=True):
+    """Who wants something."""
+
+    username: str = ""
+    groups: tuple[str, ...] = ()
+
+
+class Request(Struct, frozen=True, rename="camel", kw_only=True):
+    """What somebody wants to do to an object."""
+
+    uid: str
+    kind: GroupKind
+    sub_resource: str = ""
+    name: str = ""
+    namespace: str = ""
+    operation: str
+    user_info: User = User()
+    object: Raw = NULL
+    old_object: Raw = NULL
+    dry_run: bool | None = None
+
+
+class Review(Struct, frozen=True, rename="camel"):
+    """The question."""
+
+    api_version: str = ""
+    kind: str = ""
+    request: Request | None = None
+
+
+DECODER = msgspec.json.Decoder(Review)
+OBJECTS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def decode_review(body: bytes) -> Request:
+    """Read a review; a BadRequest says what is wrong with it."""
+    try:
+        review = DECODER.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as wrong:
+        raise BadRequest(f"not an {KIND}: {wrong}") from None
+    if (review.api_version, review.kind) != (API_VERSION, KIND):
+        raise BadRequest(
+            f"{review.api_version or 'no apiVersion'}, {review.kind or 'no kind'}: send a {KIND} of {API_VERSION}"
+        )
+    if review.request is None or not review.request.uid:
+        raise BadRequest("request.uid is missing: send the review with its request")
+    return review.request
+
+
+def decode_object(raw: Raw, kind: type[T], where: str) -> T:
+    """Read an object under review."""
+    decoder = OBJECTS.get(kind)
+    if decoder is None:
+        decoder = OBJECTS[kind] = msgspec.json.Decoder(kind)
+    try:
+        found: T = decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as wrong:
+        raise BadRequest(f"{where} is not a {kind.__name__}: {wrong}") from None
+    return found
+
+
+def encode_answer(uid: str, decision: Decision, operations: list[dict[str, Any]] | None = None) -> bytes:
+    """Write the answer to a review; a patch only with an allowance, and only if there is something to change."""
+    response: dict[str, Any] = {"uid": uid, "allowed": decision.allowed}
+    if not decision.allowed:
+        response["status"] = refusal(decision)
+    elif operations:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(msgspec.json.encode(operations)).decode()
+    if decision.warnings:
+        response["warnings"] = list(decision.warnings)
+    return msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
+
+
+def refusal(decision: Decision) -> dict[str, Any]:
+    """Write the Status of a refusal: for people as a message, for programs as causes."""
+    reasons = [str(reason) for reason in decision.reasons]
+    message = (
+        reasons[0] if len(reasons) == 1 else "\n".join([f"{len(reasons)} problems:", *(f"- {r}" for r in reasons)])
+    )
+    return {
+        "status": "Failure",
+        "code": 403,
+        "reason": "Forbidden",
+        "message": message,
+        "details": {
+            "causes": [
+                {"reason": reason.code, "field": reason.field, "message": str(reason)} for reason in decision.reasons
+            ]
+        },
+    }

@@ -1,0 +1,123 @@
+"""All that one webhook process is made of, put together from the configuration."""
+
+import time
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from cluster.errors import NotFound
+from cluster.interface import Cluster
+from cluster.objects import PODS
+from settings.configuration import Configuration
+from vcuda.language import language
+from vcuda.names import names_for
+from webhook.admission import Admission, Bound
+from webhook.answering import Responder
+from webhook.app import create_app
+from webhook.certificates import Certificates
+from webhook.front import Front
+from webhook.metrics import Metrics
+from webhook.ops import Ops
+from webhook.policies import ClusterPolicies
+from webhook.rules import Rules
+
+MIB = 2**20
+# The event loop says every second that it runs; without a word for so long it is stuck.
+STUCK_S = 10.0
+
+
+def rules_of(configuration: Configuration) -> Rules:
+    """Take from the configuration what pods are held to."""
+    webhook = configuration.webhook
+    return Rules(
+        language=language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies),
+        cluster_mode=configuration.mode,
+        system_namespace=configuration.system_namespace,
+        scheduler_aliases=webhook.scheduler_aliases,
+        tolerations=tuple(msgspec.to_builtins(each) for each in webhook.tolerations),
+        binders=webhook.binders,
+    )
+
+
+def server_name_of(configuration: Configuration) -> str:
+    """Name the host under which API servers call the webhook."""
+    return configuration.webhook.server_name or f"quotient-webhook.{configuration.system_namespace}.svc"
+
+
+class Service:
+    """The parts of a running webhook, and how it is with them."""
+
+    def __init__(self, configuration: Configuration, cluster: Cluster) -> None:
+        self.settings = settings = configuration.webhook
+        self.rules = rules_of(configuration)
+        self.metrics = Metrics()
+        self.policies = ClusterPolicies(cluster, self.rules.language)
+        self._cluster = cluster
+        responder = Responder(
+            Admission(self.rules, self.policies), self.find_pod, self.metrics, settings.answer_within_s
+        )
+        self.front = Front(
+            responder,
+            create_app(responder, settings.max_body_mib * MIB),
+            max_body=settings.max_body_mib * MIB,
+            body_timeout_s=settings.body_timeout_s,
+            short_path=settings.short_path,
+        )
+        self.certificates = Certificates(
+            Path(settings.certificates),
+            server_name_of(configuration),
+            Path(settings.client_ca) if settings.client_ca else None,
+        )
+        self.ops = Ops(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
+        self.draining = False
+        self._beat = time.monotonic()
+        self._log = structlog.get_logger()
+
+    def start(self) -> None:
+        """Begin to follow the cluster and to answer probes."""
+        self.policies.start()
+        self.ops.start()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self.policies.stop()
+        self.ops.stop()
+
+    def beat(self) -> None:
+        """Say that the event loop runs."""
+        self._beat = time.monotonic()
+
+    def refresh_certificate(self) -> None:
+        """Look whether the certificate changed."""
+        told = self.certificates.refresh()
+        if told:
+            (self._log.info if self.certificates.is_good else self._log.error)("certificate", told=told)
+        in_use = self.certificates.in_use
+        self.metrics.certificate_until.set(in_use.not_after.timestamp() if in_use else 0)
+        self.metrics.certificate_failures.set(self.certificates.failures)
+        self.metrics.quotas_invalid.set(self.policies.invalid)
+
+    def find_pod(self, namespace: str, name: str, within_s: float) -> Bound | None:
+        """Look a pod up; None if there is none, and then nobody can bind it either."""
+        try:
+            found = self._cluster.bounded(within_s).get(PODS, name, namespace)
+        except NotFound:
+            return None
+        return Bound(found.metadata.annotations, found.spec)
+
+    def not_live(self) -> list[str]:
+        """Say why the process should be started anew; the cluster's state is no reason."""
+        silent = time.monotonic() - self._beat
+        return [f"the event loop has not run for {silent:.0f} s"] if silent > STUCK_S else []
+
+    def not_ready(self) -> list[str]:
+        """Say why no call should come here."""
+        amiss = []
+        if self.draining:
+            amiss.append("draining: this process is about to end")
+        if not self.certificates.is_good:
+            amiss.append(f"no valid certificate for this server in {self.settings.certificates}")
+        if not self.policies.synced:
+            amiss.append("quotas are not yet known")
+        return amiss

@@ -1,0 +1,188 @@
+"""Serving with gunicorn: one process, an event loop, TLS, and an end that no caller notices."""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.asgi.protocol import ASGIProtocol
+from gunicorn.glogging import Logger
+from gunicorn.workers.gasgi import ASGIWorker
+
+from settings.configuration import Webhook
+from vcuda.decision import Unavailable
+from webhook.service import Service
+
+TICK_S = 0.25
+TICKS_PER_REFRESH = 8
+FROZEN_AFTER_S = 30
+AFTER_DRAIN_S = 5
+IN_MEMORY = Path("/dev/shm")  # noqa: S108 - for gunicorn's heartbeat, where the root file system is read-only
+
+
+class Connection(ASGIProtocol):
+    """One client. It has to say what it wants soon, and if configured so, who it is."""
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - gunicorn's protocol has no types
+        """Take a client in."""
+        self.worker.connections.add(self)
+        super().connection_made(transport)
+        settings: Webhook = self.worker.service.settings
+        self._patience = self.worker.loop.call_later(settings.body_timeout_s, self._give_up)
+        names = settings.client_names
+        if names and (caller := common_name(transport.get_extra_info("peercert"))) not in names:
+            self.worker.log.warning("caller %r is not among webhook.clientNames", caller)
+            transport.abort()
+
+    def _on_headers_complete(self) -> Any:  # noqa: ANN401
+        self._patience.cancel()
+        return super()._on_headers_complete()
+
+    def _give_up(self) -> None:
+        """Close the connection of a client that sent no whole request."""
+        if self.is_idle:
+            self._close_transport()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self._current_request is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let a client go."""
+        self._patience.cancel()
+        self.worker.connections.discard(self)
+        super().connection_lost(exc)
+
+
+def common_name(certificate: dict[str, Any] | None) -> str:
+    """Give the common name of a client's certificate, as Python's ssl shows it."""
+    for part in (certificate or {}).get("subject", ()):
+        for key, value in part:
+            if key == "commonName":
+                return str(value)
+    return ""
+
+
+class Worker(ASGIWorker):
+    """gunicorn's asgi worker, with timeouts from the first byte on, followed certificates, and a drain."""
+
+    service: Service
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **kwargs)
+        self.connections: set[Connection] = set()
+
+    def load_wsgi(self) -> None:
+        """Put the webhook together, in this process and no other."""
+        self.service = self.app.wsgi()
+        self.asgi = self.service.front
+
+    async def _serve(self) -> None:
+        """Serve until told to end, then drain."""
+        self.service.start()
+        await self._wait_for_certificate()
+        for listener in self.sockets:
+            server = await self.loop.create_server(
+                lambda: Connection(self),
+                sock=listener.sock,
+                ssl=self.service.certificates.context,
+                ssl_handshake_timeout=self.service.settings.handshake_timeout_s,
+                ssl_shutdown_timeout=1,
+            )
+            self.servers.append(server)
+        self.log.info("serving on %s", ", ".join(map(str, self.sockets)))
+        ticks = 0
+        while self.alive and self.ppid == os.getppid():
+            ticks += 1
+            await self._tick()
+            if ticks % TICKS_PER_REFRESH == 0:
+                await asyncio.to_thread(self.service.refresh_certificate)
+        await self._drain()
+        self.service.stop()
+
+    async def _tick(self) -> None:
+        """Say that this process runs, to gunicorn and to the probes, and let others run."""
+        self.notify()
+        self.service.beat()
+        await asyncio.sleep(TICK_S)
+
+    async def _wait_for_certificate(self) -> None:
+        """Wait for a first pair: whoever makes it may start later than we."""
+        while self.alive:
+            await asyncio.to_thread(self.service.refresh_certificate)
+            if self.service.certificates.in_use is not None:
+                return
+            await self._tick()
+
+    async def _drain(self) -> None:
+        """End without a failed call.
+
+        API servers hold on to open connections, and new ones arrive until the cluster has learned that we go. So we
+        go on answering, each answer closing its connection, and only then stop.
+        """
+        self.service.draining = True
+        settings = self.service.settings
+        await self._wait(settings.drain_s, lambda: False)
+        for server in self.servers:
+            server.close()
+        await self._wait(settings.answer_within_s, lambda: all(each.is_idle for each in self.connections))
+        for connection in list(self.connections):
+            connection.transport.close()
+        await self._wait(AFTER_DRAIN_S, lambda: not self.connections)
+
+    async def _wait(self, most_s: float, is_over: Callable[[], bool]) -> None:
+        """Wait for something, unless told to end at once."""
+        until = self.loop.time() + most_s
+        while self.loop.time() < until and not is_over() and not self._quick_shutdown:
+            await self._tick()
+
+
+class Logs(Logger):
+    """gunicorn's own words, in the log of the process."""
+
+    def setup(self, cfg: Any) -> None:  # noqa: ANN401
+        """Leave level, form and target to the log that is set up already."""
+        self.cfg = cfg
+        self._access_log_enabled = False
+        self.error_log.propagate = True
+        self.error_log.setLevel(logging.NOTSET)
+
+
+class Application(BaseApplication):
+    """The webhook as gunicorn runs it."""
+
+    def __init__(self, settings: Webhook, build: Callable[[], Service]) -> None:
+        self._settings, self._build = settings, build
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Set gunicorn up."""
+        settings = self._settings
+        host = f"[{settings.address}]" if ":" in settings.address else settings.address
+        for name, value in {
+            "bind": f"{host}:{settings.port}",
+            "workers": 1,
+            "worker_class": Worker,
+            "worker_tmp_dir": str(IN_MEMORY) if IN_MEMORY.is_dir() else None,
+            "timeout": FROZEN_AFTER_S,
+            "graceful_timeout": int(settings.drain_s + settings.answer_within_s + 2 * AFTER_DRAIN_S),
+            "keepalive": max(1, int(settings.keep_alive_s)),
+            "control_socket_disable": True,
+            "logger_class": Logs,
+        }.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Service:
+        """Build the webhook; called in the process that serves."""
+        try:
+            return self._build()
+        except (Unavailable, OSError, ssl.SSLError) as wrong:
+            structlog.get_logger().error("cannot_start", cause=str(wrong))
+            raise SystemExit(Arbiter.APP_LOAD_ERROR) from None
