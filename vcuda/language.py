@@ -17,7 +17,8 @@ class Language(Struct, frozen=True, eq=False, kw_only=True):
     by_key: dict[str, Vocabulary]
     # The names under every domain whose annotations count, the canonical one first.
     all_names: tuple[Names, ...]
-    # The annotations by which a pod's author wishes, under every domain.
+    # The annotations by which a pod's author wishes: each kind of wish under every domain, and all of them.
+    wish_kinds: tuple[tuple[str, ...], ...]
     wishes: frozenset[str]
 
 
@@ -34,6 +35,7 @@ def language(
         vocabularies=spoken,
         by_key={key: vocabulary for vocabulary in spoken for key in vocabulary.keys},
         all_names=all_names,
+        wish_kinds=tuple(zip(*map(wish_keys, all_names), strict=True)),
         wishes=frozenset(key for each in all_names for key in wish_keys(each)),
     )
 

@@ -5,6 +5,7 @@ Names are compared token by token and without regard to case: `A100` is a family
 """
 
 import re
+from functools import lru_cache
 from itertools import pairwise
 
 from msgspec import Struct
@@ -38,6 +39,7 @@ def tokens(name: str) -> tuple[str, ...]:
     return tuple(named)
 
 
+@lru_cache(maxsize=1024)  # a cluster has a handful of models, named in every pod
 def parse_model(name: str) -> Model:
     """Read a product name, such as NVML's or GPU feature discovery's; a ValueError if it names nothing."""
     words = tokens(name)

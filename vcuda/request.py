@@ -121,6 +121,8 @@ def walk(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:
 
 def followers(spec: PodSpec, listed: str, names: Names) -> tuple[frozenset[str], list[Reason]]:
     """Read the annotation that names the containers whose memory follows their cores."""
+    if not listed:
+        return frozenset(), []
     wanted = [name.strip() for name in listed.split(",") if name.strip()]
     known = [container.name for _, _, container in walk(spec)]
     unknown = sorted(set(wanted).difference(known))

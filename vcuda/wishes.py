@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from vcuda.decision import Code, Reason, shown
-from vcuda.language import Language, wish_keys
+from vcuda.language import Language
 from vcuda.model import matches, parse_model
 from vcuda.vocabulary import WHOLE
 
@@ -39,9 +39,10 @@ def read_wishes(annotations: Mapping[str, str], spoken: Language) -> tuple[Wishe
         return NOTHING, []
     reasons: list[Reason] = []
     found: list[tuple[str, str] | None] = []
-    for keys in zip(*(wish_keys(names) for names in spoken.all_names), strict=True):
+    for keys in spoken.wish_kinds:
         written = [(key, annotations[key]) for key in keys if key in annotations]
-        reasons += differing(written)
+        if len(written) > 1:
+            reasons += differing(written)
         found.append(written[0] if written else None)
     limit, use, avoid = found
     core_limit = read_core_limit(*limit, reasons.append) if limit else None
@@ -62,7 +63,7 @@ def read_wishes(annotations: Mapping[str, str], spoken: Language) -> tuple[Wishe
 
 def differing(written: list[tuple[str, str]]) -> list[Reason]:
     """Say that the same wish stands under two domains with two values."""
-    first, *others = written or [("", "")]
+    first, *others = written
     return [
         Reason(
             code=Code.VOCABULARIES_MIXED,

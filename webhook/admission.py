@@ -128,7 +128,7 @@ class Admission:
         if is_governed(old, self.rules):
             for index, container in enumerate(new.spec.ephemeral_containers or ()):
                 if container.name not in known:
-                    clean_environment(("spec", "ephemeralContainers", index), container, draft, has_gpu=False)
+                    clean_environment(f"/spec/ephemeralContainers/{index}", container, draft, has_gpu=False)
         return draft
 
     def _draft_workload(self, request: Request, policy: Policy) -> tuple[Draft, Decision]:

@@ -24,9 +24,9 @@ def advice(pod: Pod, asked: Asked, rules: Rules) -> Iterator[str]:
     fractions = [each for each in asked.request.containers if not each.share.cards]
     if asked.wishes.core_limit is not None and not fractions:
         yield f"metadata.annotations[{rules.names.core_limit}] has no effect: whole cards are used without limit"
-    for steps, container in containers_of(pod.spec):
+    for place, container in containers_of(pod.spec):
         if container.security_context is not None and container.security_context.privileged:
-            yield f"{dotted(steps)} is privileged: it sees every GPU of its node, and no limit holds for it"
+            yield f"{dotted(place)} is privileged: it sees every GPU of its node, and no limit holds for it"
     if pod.spec.resource_claims:
         yield "spec.resourceClaims: GPUs that come with a claim count in no quota of Quotient's"
 

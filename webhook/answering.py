@@ -7,6 +7,7 @@ and the API server's failure policy says what follows; it is never turned into a
 import re
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 import structlog
@@ -66,12 +67,23 @@ class Responder:
         self._log = structlog.get_logger()
 
     def reply(self, route: str, content_type: str, query: str, body: bytes) -> Reply:
-        """Answer one call, on the caller's thread."""
-        started = time.monotonic()
+        """Answer one call; may wait for the cluster."""
+        started = time.perf_counter()
         try:
             request = self.begin(content_type, body)
-            bound = self.look_up(route, request, self.budget_s(query))
+            within_s = self.budget_s(query)
+            bound = self.look_up(request, within_s) if self.needs_look_up(route, request) else None
             return self.finish(route, request, bound, started)
+        except Exception as broken:  # the outermost frame of a request
+            return self.failed(route, broken)
+
+    def reply_at_once(self, route: str, content_type: str, query: str, body: bytes) -> Reply | None:
+        """Answer one call if that takes no waiting; None, and nothing counted, if it does."""
+        started = time.perf_counter()
+        try:
+            request = self.begin(content_type, body)
+            self.budget_s(query)
+            return None if self.needs_look_up(route, request) else self.finish(route, request, None, started)
         except Exception as broken:  # the outermost frame of a request
             return self.failed(route, broken)
 
@@ -87,22 +99,21 @@ class Responder:
         return min(told - MARGIN_S if told is not None else self._answer_within_s, self._answer_within_s)
 
     def needs_look_up(self, route: str, request: Request) -> bool:
-        """Tell whether the cluster has to be asked first."""
+        """Tell whether the cluster has to be asked first: for bindings only."""
         return route == VALIDATE and self.admission.pod_to_bind(request) is not None
 
-    def look_up(self, route: str, request: Request, within_s: float) -> Bound | None:
-        """Ask the cluster for the pod of a binding; nothing else needs it."""
-        if route != VALIDATE or (wanted := self.admission.pod_to_bind(request)) is None:
-            return None
+    def look_up(self, request: Request, within_s: float) -> Bound | None:
+        """Ask the cluster for the pod of a binding."""
+        wanted = self.admission.pod_to_bind(request)
         if within_s <= 0:
             raise Unavailable("no time is left to look the pod up")
-        return self._find_pod(*wanted, within_s)
+        return self._find_pod(*wanted, within_s) if wanted else None
 
     def finish(self, route: str, request: Request, bound: Bound | None, started: float) -> Reply:
         """Decide, and write the answer."""
         outcome = self.admission.mutate(request) if route == MUTATE else self.admission.validate(request, bound)
         body = answer(request, outcome)
-        self._tally.decided(route, request, outcome, time.monotonic() - started)
+        self._tally.decided(route, request, outcome, time.perf_counter() - started)
         return Reply(200, body)
 
     def failed(self, route: str, broken: Exception) -> Reply:
@@ -119,6 +130,7 @@ class Responder:
         return Reply(500, b"cannot decide: a fault of Quotient, see its log\n", TEXT)
 
 
+@lru_cache(maxsize=128)  # every call of an API server says the same
 def timeout_in(query: str) -> float | None:
     """Find the deadline in a query, as Go writes durations; a BadRequest if it is none."""
     for part in query.split("&"):

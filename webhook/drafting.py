@@ -1,5 +1,6 @@
 """A patch in the making: the fewest operations that make an object what it should be, and what to tell about them."""
 
+from functools import lru_cache
 from typing import Any
 
 from webhook.objects import Metadata
@@ -9,18 +10,17 @@ Operation = dict[str, Any]
 MAX_WARNING = 250
 
 
-def pointer(*steps: str | int) -> str:
-    """Write a JSON pointer."""
-    return "".join(f"/{step}" if isinstance(step, int) else f"/{escaped(step)}" for step in steps)
-
-
-def escaped(step: str) -> str:
-    """Escape one step of a pointer."""
-    return step.replace("~", "~0").replace("/", "~1") if "~" in step or "/" in step else step
+@lru_cache(maxsize=1024)
+def escaped(key: str) -> str:
+    """Write a key as a step of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 class Draft:
-    """Operations on one object, and warnings for its author. `root` is where the pod, or its template, stands."""
+    """Operations on one object, and warnings for its author.
+
+    `root` is where the pod, or its template, stands; pointers (RFC 6901) begin there.
+    """
 
     def __init__(self, root: str = "") -> None:
         self.root = root
@@ -33,13 +33,13 @@ class Draft:
         """Say where the root is, as messages name fields."""
         return f"{self.root[1:].replace('/', '.')}." if self.root else ""
 
-    def add(self, value: Any, *steps: str | int) -> None:  # noqa: ANN401 - any JSON
+    def add(self, pointer: str, value: Any) -> None:  # noqa: ANN401 - any JSON
         """Put a value in, over whatever stands there."""
-        self.operations.append({"op": "add", "path": self.root + pointer(*steps), "value": value})
+        self.operations.append({"op": "add", "path": self.root + pointer, "value": value})
 
-    def remove(self, *steps: str | int) -> None:
+    def remove(self, pointer: str) -> None:
         """Take out what stands there."""
-        self.operations.append({"op": "remove", "path": self.root + pointer(*steps)})
+        self.operations.append({"op": "remove", "path": self.root + pointer})
 
     def annotate(self, key: str, value: str | None) -> None:
         """Set an annotation, or with None take it away."""
@@ -55,16 +55,16 @@ class Draft:
         if metadata is None or metadata.annotations is None:
             wanted = {key: value for key, value in self._annotations.items() if value is not None}
             if wanted and metadata is None:
-                self.add({"annotations": wanted}, "metadata")
+                self.add("/metadata", {"annotations": wanted})
             elif wanted:
-                self.add(wanted, "metadata", "annotations")
+                self.add("/metadata/annotations", wanted)
             return self
         for key, value in self._annotations.items():
             if value is None:
                 if key in metadata.annotations:
-                    self.remove("metadata", "annotations", key)
+                    self.remove(f"/metadata/annotations/{escaped(key)}")
             elif metadata.annotations.get(key) != value:
-                self.add(value, "metadata", "annotations", key)
+                self.add(f"/metadata/annotations/{escaped(key)}", value)
         return self
 
 

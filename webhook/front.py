@@ -1,19 +1,16 @@
-"""The ASGI application that gunicorn serves: it takes in a request whole, and gives it to those who answer.
+"""The ASGI application that gunicorn serves: it takes a request in whole, and gives it to Flask.
 
-Reading is bounded in size and time before anybody waits for it, so that a stalled client holds up only itself. The
-two admission routes are answered here at once, unless configured otherwise; everything else is Flask's. Both ways
-call the same functions.
+Reading is bounded in size and time before any thread waits for it, so that a stalled client holds up only itself.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from a2wsgi import WSGIMiddleware
 from flask import Flask
 
-from webhook.answering import ROUTES, TEXT, HttpError, Reply, Responder
+from webhook.answering import TEXT, HttpError, Reply
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -29,12 +26,9 @@ class Gone(Exception):  # noqa: N818
 class Front:
     """Serves one application."""
 
-    def __init__(
-        self, responder: Responder, app: Flask, *, max_body: int, body_timeout_s: float, short_path: bool
-    ) -> None:
-        self._responder = responder
+    def __init__(self, app: Flask, *, max_body: int, body_timeout_s: float) -> None:
         self._flask = WSGIMiddleware(app.wsgi_app, workers=FLASK_THREADS)  # type: ignore[arg-type]
-        self._max_body, self._body_timeout_s, self._short_path = max_body, body_timeout_s, short_path
+        self.max_body, self._body_timeout_s = max_body, body_timeout_s
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -52,34 +46,15 @@ class Front:
             return
         except Gone:
             return
-        route = ROUTES.get(scope["path"]) if self._short_path and scope["method"] == "POST" else None
-        if route is None:
-            await self._flask(scope, replay(body), send)  # type: ignore[arg-type]
-            return
-        content_type = headers.get(b"content-type", b"").decode("latin-1")
-        await write(send, await self.reply(route, content_type, scope["query_string"].decode("latin-1"), body))
-
-    async def reply(self, route: str, content_type: str, query: str, body: bytes) -> Reply:
-        """Answer one call to an admission route; only what has to ask the cluster leaves the event loop."""
-        started = time.monotonic()
-        responder = self._responder
-        try:
-            request = responder.begin(content_type, body)
-            within_s = responder.budget_s(query)
-            bound = None
-            if responder.needs_look_up(route, request):
-                bound = await asyncio.to_thread(responder.look_up, route, request, within_s)
-            return responder.finish(route, request, bound, started)
-        except Exception as broken:  # the outermost frame of a request
-            return responder.failed(route, broken)
+        await self._flask(scope, replay(body), send)  # type: ignore[arg-type]
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """Read the body, no more than is allowed."""
         length = headers.get(b"content-length")
         if length is None and b"transfer-encoding" in headers:
             raise HttpError(411, "send the review with a Content-Length")
-        if length is not None and int(length) > self._max_body:
-            raise HttpError(413, f"a review of {int(length)} bytes; at most {self._max_body} are read")
+        if length is not None and int(length) > self.max_body:
+            raise HttpError(413, f"a review of {int(length)} bytes; at most {self.max_body} are read")
         parts: list[bytes] = []
         while True:
             message = await receive()

@@ -14,12 +14,11 @@ from vcuda.limits import agreed, encode_limits
 from vcuda.names import ANCESTOR_POOL_LABELS, MIRROR, SCHEDULER, Names
 from vcuda.policy import Policy
 from vcuda.quantity import NANO, QuantityError, parse
-from webhook.drafting import Draft
+from webhook.drafting import Draft, escaped
 from webhook.objects import AdmittedContainer, AdmittedSpec, Pod
 from webhook.reading import Asked
 from webhook.rules import Rules
 
-Steps = tuple[str | int, ...]
 Term = dict[str, Any]
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -38,7 +37,7 @@ def rewrite(pod: Pod, asked: Asked, rules: Rules, policy: Policy, root: str = ""
         rewrite_resources(pod, asked, rules, draft)
         rewrite_annotations(pod, asked, rules, draft)
         if rules.replaces_scheduler(pod.spec.scheduler_name):
-            draft.add(SCHEDULER, "spec", "schedulerName")
+            draft.add("/spec/schedulerName", SCHEDULER)
         neutralise(pod, asked, draft)
         if policy.pools:
             restrict_to_pools(pod, policy.pools, rules, draft)
@@ -46,17 +45,18 @@ def rewrite(pod: Pod, asked: Asked, rules: Rules, policy: Policy, root: str = ""
     return draft.finish(pod.metadata)
 
 
-def containers_of(spec: AdmittedSpec) -> Iterator[tuple[Steps, AdmittedContainer]]:
-    """Go through the containers that are there from the start, with their place."""
+def containers_of(spec: AdmittedSpec) -> Iterator[tuple[str, AdmittedContainer]]:
+    """Go through the containers that are there from the start, with a pointer to each."""
     for index, container in enumerate(spec.init_containers or ()):
-        yield ("spec", "initContainers", index), container
+        yield f"/spec/initContainers/{index}", container
     for index, container in enumerate(spec.containers or ()):
-        yield ("spec", "containers", index), container
+        yield f"/spec/containers/{index}", container
 
 
-def dotted(steps: Steps) -> str:
+def dotted(pointer: str) -> str:
     """Name a container's place as messages do."""
-    return f"{steps[0]}.{steps[1]}[{steps[2]}]"
+    _, spec, kind, index = pointer.split("/")
+    return f"{spec}.{kind}[{index}]"
 
 
 def strip_owned(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
@@ -71,21 +71,21 @@ def strip_owned(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
 def rewrite_resources(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
     """Ask for both canonical resources, in limits and requests, and in no other vocabulary."""
     shares = {each.name: each.share for each in asked.request.containers}
-    for steps, container in containers_of(pod.spec):
+    for place, container in containers_of(pod.spec):
         share = shares.get(container.name)
         if share is None or container.resources is None:
             continue
         wanted = {rules.names.core: str(share.cores), rules.names.memory: str(share.memory_count)}
         for part, written in (("limits", container.resources.limits), ("requests", container.resources.requests)):
             if written is None:
-                draft.add(wanted, *steps, "resources", part)
+                draft.add(f"{place}/resources/{part}", wanted)
                 continue
             for key in written:
                 if key in rules.language.by_key and key not in wanted:
-                    draft.remove(*steps, "resources", part, key)
+                    draft.remove(f"{place}/resources/{part}/{escaped(key)}")
             for key, value in wanted.items():
                 if key not in written or not is_count(written[key], value):
-                    draft.add(value, *steps, "resources", part, key)
+                    draft.add(f"{place}/resources/{part}/{escaped(key)}", value)
 
 
 def is_count(written: str | float, wanted: str) -> bool:
@@ -131,20 +131,20 @@ def rename_wishes(pod: Pod, rules: Rules, draft: Draft) -> None:
 def neutralise(pod: Pod, asked: Asked, draft: Draft) -> None:
     """Take out what would reach GPUs that were not given."""
     of_gpus = {each.name for each in asked.request.containers}
-    for steps, container in containers_of(pod.spec):
-        clean_environment(steps, container, draft, has_gpu=container.name in of_gpus)
+    for place, container in containers_of(pod.spec):
+        clean_environment(place, container, draft, has_gpu=container.name in of_gpus)
     neutralise_node(pod, draft)
 
 
 def neutralise_node(pod: Pod, draft: Draft) -> None:
     """Take out what reaches into the node to share GPUs past Quotient."""
     if pod.spec.host_ipc:
-        draft.remove("spec", "hostIPC")
+        draft.remove("/spec/hostIPC")
         draft.warn(f"{draft.path}spec.hostIPC was removed: containers with GPUs need it no more")
     for index, volume in enumerate(pod.spec.volumes or ()):
         if volume.host_path is not None and is_mps_folder(volume.host_path.path):
-            draft.remove("spec", "volumes", index, "hostPath")
-            draft.add({}, "spec", "volumes", index, "emptyDir")
+            draft.remove(f"/spec/volumes/{index}/hostPath")
+            draft.add(f"/spec/volumes/{index}/emptyDir", {})
             draft.warn(
                 f"{draft.path}spec.volumes[{index}]: {MPS_FOLDER} of the node was replaced by an empty folder: "
                 "Quotient connects containers to MPS itself"
@@ -157,7 +157,7 @@ def is_mps_folder(path: str) -> bool:
     return clean == MPS_FOLDER or clean.startswith(f"{MPS_FOLDER}/")
 
 
-def clean_environment(steps: Steps, container: AdmittedContainer, draft: Draft, *, has_gpu: bool) -> None:
+def clean_environment(place: str, container: AdmittedContainer, draft: Draft, *, has_gpu: bool) -> None:
     """Take reserved variables out; a container without GPU is told that it has none.
 
     Where NVIDIA's runtime is the default it would otherwise see every GPU of the node.
@@ -172,17 +172,17 @@ def clean_environment(steps: Steps, container: AdmittedContainer, draft: Draft, 
         else:
             removed.append(index)
             draft.warn(
-                f"{draft.path}{dotted(steps)}.env[{shown(variable.name)}] was removed: "
+                f"{draft.path}{dotted(place)}.env[{shown(variable.name)}] was removed: "
                 "which GPUs a container sees, and how much of them, follows from its request"
             )
     for index in reversed(removed):
-        draft.remove(*steps, "env", index)
+        draft.remove(f"{place}/env/{index}")
     if not blind:
         entry = {"name": VISIBLE, "value": NONE_VISIBLE}
         if container.env is None:
-            draft.add([entry], *steps, "env")
+            draft.add(f"{place}/env", [entry])
         else:
-            draft.add(entry, *steps, "env", "-")
+            draft.add(f"{place}/env/-", entry)
 
 
 def is_reserved(name: str) -> bool:
@@ -205,7 +205,7 @@ def restrict_to_pools(pod: Pod, pools: Sequence[str], rules: Rules, draft: Draft
     present = 1 + sum(part is not None for part in (affinity, node_affinity, required))
     for step in reversed(steps[present:]):
         value = {step: value}
-    draft.add(value, "spec", *steps[:present])
+    draft.add("/".join(("/spec", *steps[:present])), value)
 
 
 def in_pools(terms: Sequence[Term], pools: Sequence[str], names: Names) -> list[Term]:
@@ -230,13 +230,15 @@ def in_pools(terms: Sequence[Term], pools: Sequence[str], names: Names) -> list[
 
 def tolerate(pod: Pod, rules: Rules, draft: Draft) -> None:
     """Let a pod onto nodes that are kept for GPUs."""
+    if not rules.tolerations:
+        return
     present = [plain(each) for each in pod.spec.tolerations or ()]
     missing = [each for each in rules.tolerations if plain(each) not in present]
     if missing and pod.spec.tolerations is None:
-        draft.add(missing, "spec", "tolerations")
+        draft.add("/spec/tolerations", missing)
         return
     for each in missing:
-        draft.add(each, "spec", "tolerations", "-")
+        draft.add("/spec/tolerations/-", each)
 
 
 def plain(toleration: dict[str, Any]) -> dict[str, Any]:

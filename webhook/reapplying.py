@@ -16,7 +16,7 @@ from vcuda.names import ANCESTOR_POOL_LABELS, LAST_APPLIED, SCHEDULER
 from vcuda.pod import Container, Resources, Written
 from vcuda.request import ContainerRequest, Role, read_container, read_pod
 from vcuda.wishes import read_wishes
-from webhook.drafting import Draft
+from webhook.drafting import Draft, escaped
 from webhook.mutating import (
     clean_environment,
     containers_of,
@@ -49,13 +49,13 @@ def restore(new: Pod, old: Pod, rules: Rules) -> tuple[Draft, list[Reason]]:
     reasons = restore_resources(new, old, rules, draft)
     restore_annotations(new, old, rules, draft)
     if old.spec.scheduler_name == SCHEDULER and rules.replaces_scheduler(new.spec.scheduler_name):
-        draft.add(SCHEDULER, "spec", "schedulerName")
+        draft.add("/spec/schedulerName", SCHEDULER)
     before = {container.name: container for _, container in containers_of(old.spec)}
     shares = {each.name for each in read_pod(old.spec, old.metadata.noted, rules.language).request.containers}
-    for steps, container in containers_of(new.spec):
+    for place, container in containers_of(new.spec):
         known = before.get(container.name)
         if known is not None and known.env != container.env:
-            clean_environment(steps, container, draft, has_gpu=container.name in shares)
+            clean_environment(place, container, draft, has_gpu=container.name in shares)
     neutralise_node(new, draft)
     restore_terms(new, old, rules, draft)
     if old.spec.tolerations != new.spec.tolerations:
@@ -69,15 +69,15 @@ def restore_resources(new: Pod, old: Pod, rules: Rules, draft: Draft) -> list[Re
     before = {container.name: container for _, container in containers_of(old.spec)}
     reading = read_pod(old.spec, old.metadata.noted, rules.language)
     shares = {each.name: each for each in reading.request.containers}
-    for steps, container in containers_of(new.spec):
+    for place, container in containers_of(new.spec):
         known = before.get(container.name)
         if known is None or known.resources == container.resources:
             continue
         for key in sorted(changed_keys(container, known, rules)):
             if means_the_same(container, key, shares.get(container.name), rules):
-                put_back(steps, container, known, key, draft)
+                put_back(place, container, known, key, draft)
             else:
-                reasons.append(request_frozen(steps, container, key))
+                reasons.append(request_frozen(place, container, key))
     return reasons
 
 
@@ -123,26 +123,24 @@ def measured(request: ContainerRequest) -> tuple[int, int, bool]:
     return request.share.cores, request.share.memory_count, request.share.follows
 
 
-def put_back(
-    steps: tuple[str | int, ...], new: AdmittedContainer, old: AdmittedContainer, key: str, draft: Draft
-) -> None:
+def put_back(place: str, new: AdmittedContainer, old: AdmittedContainer, key: str, draft: Draft) -> None:
     """Make one key what it was, in limits and requests."""
     for part, (now, before) in zip(("limits", "requests"), parts(new, old), strict=True):
         if now.get(key) == before.get(key):
             continue
         if key in before:
-            draft.add(before[key], *steps, "resources", part, key)
+            draft.add(f"{place}/resources/{part}/{escaped(key)}", before[key])
         else:
-            draft.remove(*steps, "resources", part, key)
+            draft.remove(f"{place}/resources/{part}/{escaped(key)}")
 
 
-def request_frozen(steps: tuple[str | int, ...], container: AdmittedContainer, key: str) -> Reason:
+def request_frozen(place: str, container: AdmittedContainer, key: str) -> Reason:
     """Say that a living pod keeps its request."""
     limits, requests = as_pair(container.resources or Resources())
     part, written = ("limits", limits or {}) if key in (limits or {}) else ("requests", requests or {})
     return Reason(
         code=Code.REQUEST_FROZEN,
-        field=f"{dotted(steps)}.resources.{part}[{key}]",
+        field=f"{dotted(place)}.resources.{part}[{key}]",
         value=shown(written.get(key, "")),
         message="a pod keeps the share it was admitted with",
         remedy="delete the pod and create it anew with the new share",
@@ -191,8 +189,8 @@ def restore_terms(new: Pod, old: Pod, rules: Rules, draft: Draft) -> None:
         if stripped not in without:
             without.append(stripped)
     if now and now != before and now == without:
-        required = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        draft.add(before, "spec", *required, "nodeSelectorTerms")
+        required = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
+        draft.add(f"{required}/nodeSelectorTerms", before)
 
 
 def terms_of(pod: Pod) -> list[dict[str, Any]]:

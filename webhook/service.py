@@ -54,15 +54,13 @@ class Service:
         self.metrics = Metrics()
         self.policies = ClusterPolicies(cluster, self.rules.language)
         self._cluster = cluster
-        responder = Responder(
+        self.responder = Responder(
             Admission(self.rules, self.policies), self.find_pod, self.metrics, settings.answer_within_s
         )
         self.front = Front(
-            responder,
-            create_app(responder, settings.max_body_mib * MIB),
+            create_app(self.responder, settings.max_body_mib * MIB),
             max_body=settings.max_body_mib * MIB,
             body_timeout_s=settings.body_timeout_s,
-            short_path=settings.short_path,
         )
         self.certificates = Certificates(
             Path(settings.certificates),

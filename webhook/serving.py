@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gunicorn.workers.gasgi import ASGIWorker
 from settings.configuration import Webhook
 from vcuda.decision import Unavailable
 from webhook.service import Service
+from webhook.shortcut import END, MAX_HEAD, PREFIXES, is_ours, read_head, written
 
 TICK_S = 0.25
 TICKS_PER_REFRESH = 8
@@ -27,26 +29,69 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108 - for gunicorn's heartbeat, where the
 
 
 class Connection(ASGIProtocol):
-    """One client. It has to say what it wants soon, and if configured so, who it is."""
+    """One client. It has to say what it wants soon, and if configured so, who it is.
+
+    Between requests nothing is held. A plain admission request is held until it is whole, answered, and forgotten;
+    any other goes to gunicorn, which has the connection until it has answered.
+    """
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - gunicorn's protocol has no types
         """Take a client in."""
         self.worker.connections.add(self)
         super().connection_made(transport)
-        settings: Webhook = self.worker.service.settings
-        self._patience = self.worker.loop.call_later(settings.body_timeout_s, self._give_up)
-        names = settings.client_names
+        self._service: Service = self.worker.service
+        self._held = b""
+        self._is_long_way = not self._service.settings.short_path
+        # When its patience began, and how much there is of it.
+        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
+        names = self._service.settings.client_names
         if names and (caller := common_name(transport.get_extra_info("peercert"))) not in names:
             self.worker.log.warning("caller %r is not among webhook.clientNames", caller)
             transport.abort()
 
-    def _on_headers_complete(self) -> Any:  # noqa: ANN401
-        self._patience.cancel()
-        return super()._on_headers_complete()
+    def data_received(self, data: bytes) -> None:
+        """Take what a client sends, the short way or the long."""
+        if self._is_long_way:
+            if not self._service.settings.short_path or not self.is_idle or not is_ours(data):
+                self._expect_soon()
+                super().data_received(data)
+                return
+            self._is_long_way = False
+        if not self._held:
+            self._expect_soon()
+        self._held = self._held + data if self._held else data
+        if not self._take_short_way():
+            self._is_long_way, held, self._held = True, self._held, b""
+            super().data_received(held)
 
-    def _give_up(self) -> None:
-        """Close the connection of a client that sent no whole request."""
-        if self.is_idle:
+    def _take_short_way(self) -> bool:
+        """Answer what is held if it is a plain request, or wait for the rest of it; False if it is not plain."""
+        held = self._held
+        if (end := held.find(END) + len(END)) < len(END):
+            return len(held) <= MAX_HEAD and (is_ours(held) or any(each.startswith(held) for each in PREFIXES))
+        head = read_head(held[:end])
+        if head is None or head.length > self._service.front.max_body or len(held) > end + head.length:
+            return False
+        if len(held) < end + head.length:
+            return True
+        reply = self._service.responder.reply_at_once(head.route, head.content_type, head.query, held[end:])
+        if reply is None:
+            return False
+        self._held = b""
+        close = not self.worker.alive
+        self.transport.write(written(reply, time.time(), close=close))
+        if close:
+            self._close_transport()
+        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.keep_alive_s
+        return True
+
+    def _expect_soon(self) -> None:
+        """Begin to wait for a whole request."""
+        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
+
+    def end_if_overdue(self, now: float) -> None:
+        """Close the connection of a client that has been waited for long enough."""
+        if self.is_idle and now > self._since + self._patience_s:
             self._close_transport()
 
     @property
@@ -54,9 +99,18 @@ class Connection(ASGIProtocol):
         """Whether no request is being answered."""
         return self._current_request is None
 
+    def pause_writing(self) -> None:
+        """Read no more from a client that does not take its answers."""
+        super().pause_writing()
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read on."""
+        super().resume_writing()
+        self._resume_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Let a client go."""
-        self._patience.cancel()
         self.worker.connections.discard(self)
         super().connection_lost(exc)
 
@@ -111,6 +165,9 @@ class Worker(ASGIWorker):
         """Say that this process runs, to gunicorn and to the probes, and let others run."""
         self.notify()
         self.service.beat()
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.end_if_overdue(now)
         await asyncio.sleep(TICK_S)
 
     async def _wait_for_certificate(self) -> None:

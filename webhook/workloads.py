@@ -16,7 +16,7 @@ from vcuda.quantity import QuantityError, parse
 from vcuda.quota import Quota, fit
 from vcuda.request import ContainerRequest, Role, read_container
 from webhook.advising import advice, misplaced
-from webhook.drafting import Draft, shortened
+from webhook.drafting import Draft, escaped, shortened
 from webhook.mutating import containers_of, rewrite
 from webhook.objects import AdmittedContainer, CronJob, Metadata, Pod, Template, Workload
 from webhook.reading import Asked, read
@@ -76,7 +76,7 @@ def rewrite_fractions(maker: PodMaker, before: PodMaker | None, rules: Rules) ->
     known = before.decoded().as_pod() if before else None
     old = {container.name: container for _, container in containers_of(known.spec)} if known else {}
     follow: list[str] = []
-    for steps, container in containers_of(template.spec):
+    for place, container in containers_of(template.spec):
         written = container.resources or Resources()
         if not is_part(rules.names.cards, written) or asks_anew(container, old.get(container.name), rules):
             continue
@@ -87,10 +87,11 @@ def rewrite_fractions(maker: PodMaker, before: PodMaker | None, rules: Rules) ->
         for part, amounts in (("limits", written.limits), ("requests", written.requests)):
             if amounts is None:
                 continue
-            draft.add(str(share.share.cores), *steps, "resources", part, rules.names.core)
-            draft.add(str(share.share.memory_count), *steps, "resources", part, rules.names.memory)
+            inside = f"{place}/resources/{part}"
+            draft.add(f"{inside}/{escaped(rules.names.core)}", str(share.share.cores))
+            draft.add(f"{inside}/{escaped(rules.names.memory)}", str(share.share.memory_count))
             if rules.names.cards in amounts:
-                draft.remove(*steps, "resources", part, rules.names.cards)
+                draft.remove(f"{inside}/{escaped(rules.names.cards)}")
     if follow:
         key = rules.names.memory_follows_core
         noted = template.metadata.noted if template.metadata else {}
