@@ -1,10 +1,12 @@
 """What a cluster speaks: its names, its unit of memory and its vocabularies, put together once."""
 
+from collections.abc import Hashable
+
 from msgspec import Struct
 
 from vcuda.memory import DEFAULT_UNIT_MIB
 from vcuda.names import ANCESTOR_DOMAINS, Names
-from vcuda.vocabulary import Dialects, Vocabulary, vocabularies
+from vcuda.vocabulary import Dialects, Share, Vocabulary, vocabularies
 
 
 class Language(Struct, frozen=True, eq=False, kw_only=True):
@@ -20,6 +22,10 @@ class Language(Struct, frozen=True, eq=False, kw_only=True):
     # The annotations by which a pod's author wishes: each kind of wish under every domain, and all of them.
     wish_kinds: tuple[tuple[str, ...], ...]
     wishes: frozenset[str]
+    # An ancestor's annotations, and what they are called here.
+    renamed: dict[str, str]
+    # How sizes were read before; see `vcuda.request.read_container`, which alone uses it.
+    remembered: dict[Hashable, tuple[Share, str]]
 
 
 def language(
@@ -37,6 +43,12 @@ def language(
         all_names=all_names,
         wish_kinds=tuple(zip(*map(wish_keys, all_names), strict=True)),
         wishes=frozenset(key for each in all_names for key in wish_keys(each)),
+        renamed={
+            key: canonical
+            for each in all_names[1:]
+            for key, canonical in zip(wish_keys(each), wish_keys(names), strict=True)
+        },
+        remembered={},
     )
 
 

@@ -1,6 +1,5 @@
 """What each container of a pod may use, as the webhook writes it on the pod for everybody after it."""
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -89,14 +88,14 @@ def agreed(limits: Limits) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def fractions(limits: Limits) -> Iterable[ContainerLimits]:
+def fractions(limits: Limits) -> list[ContainerLimits]:
     """Give the containers that share a card."""
-    return (each for each in limits.containers.values() if each.cores < WHOLE)
+    return [each for each in limits.containers.values() if each.cores < WHOLE]
 
 
 def ours(limits: Limits, core_limit: str) -> bool:
     """Tell whether the core limit beside these limits is one that was injected with them, not one that a user wrote."""
-    parts = list(fractions(limits))
+    parts = fractions(limits)
     return bool(parts) and all(
         each.limit_source is not LimitSource.USER and str(each.core_limit) == core_limit for each in parts
     )

@@ -1,6 +1,6 @@
 """What a pod asks for: the request of each container, and of the pod as Kubernetes counts it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from vcuda.pod import Container, PodSpec, Written
 from vcuda.quantity import Quantity, QuantityError, parse
 from vcuda.vocabulary import WHOLE, Misread, Share, Vocabulary
 
+MOST_REMEMBERED = 4096
 ABSENT = (Code.MEMORY_MISSING, Code.CORE_MISSING)
 
 # One unit of memory beside a fraction that follows is the token by which the node knows the container.
@@ -143,10 +144,15 @@ def read_container(
 ) -> tuple[ContainerRequest | None, list[Reason]]:
     """Read one container's request; no request and no reason if it asks for no GPU."""
     limits, requests = asked_for(container)
-    keys = {key for key in (*limits, *requests) if key in spoken.by_key}
-    if not keys:
+    ours = tuple([(key, value) for part in (limits, requests) for key, value in part.items() if key in spoken.by_key])
+    if not ours:
         return None, []
-    amounts, reasons = read_amounts(path, limits, requests, keys)
+    # The pods of a cluster ask for the same few sizes over and over, and nothing else decides how one is read: not even
+    # which amount stands among the limits, for a key that stands in both is right only if both say the same.
+    size = (ours, follows)
+    if size in spoken.remembered:
+        return ContainerRequest(container.name, role, *spoken.remembered[size]), []
+    amounts, reasons = read_amounts(path, limits, requests, {key for key, _ in ours})
     speaking = {vocabulary.name: vocabulary for vocabulary in map(spoken.by_key.__getitem__, sorted(amounts))}
     if len(speaking) > 1:
         inside = [vocabulary for vocabulary in spoken.vocabularies if vocabulary.name in speaking]
@@ -160,8 +166,16 @@ def read_container(
             told = [each for each in (wrong, *wrong.also) if not reasons or each.code not in ABSENT]
             return None, [*reasons, *(misread(path, limits, requests, each) for each in told)]
         if not reasons:
+            remember(spoken, size, (share, vocabulary.name))
             return ContainerRequest(container.name, role, share, vocabulary.name), []
     return None, reasons
+
+
+def remember(spoken: Language, size: Hashable, read: tuple[Share, str]) -> None:
+    """Keep how a size was read, in a bounded memory."""
+    if len(spoken.remembered) >= MOST_REMEMBERED:
+        spoken.remembered.clear()
+    spoken.remembered[size] = read
 
 
 def misread(path: str, limits: Written, requests: Written, wrong: Misread) -> Reason:

@@ -5,6 +5,7 @@ The annotations mean the same under the configured domain and under the ancestor
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -40,10 +41,12 @@ def read_wishes(annotations: Mapping[str, str], spoken: Language) -> tuple[Wishe
     reasons: list[Reason] = []
     found: list[tuple[str, str] | None] = []
     for keys in spoken.wish_kinds:
+        if annotations.keys().isdisjoint(keys):
+            found.append(None)
+            continue
         written = [(key, annotations[key]) for key in keys if key in annotations]
-        if len(written) > 1:
-            reasons += differing(written)
-        found.append(written[0] if written else None)
+        reasons += differing(written)
+        found.append(written[0])
     limit, use, avoid = found
     core_limit = read_core_limit(*limit, reasons.append) if limit else None
     models = read_models(*use, reasons.append) if use else ()
@@ -100,20 +103,28 @@ def core_limit_invalid(key: str, text: str, least: int) -> Reason:
 
 def read_models(key: str, text: str, wrong: Callable[[Reason], None]) -> tuple[str, ...]:
     """Read a list of models, separated by commas; an empty list says nothing."""
+    models, unknown = models_in(text)
+    for word in unknown:
+        wrong(
+            Reason(
+                code=Code.MODEL_INVALID,
+                field=annotation_at(key),
+                value=shown(word),
+                message="names no GPU model",
+                remedy="name models or families such as A100, T4 or RTX-3090, separated by commas",
+            )
+        )
+    return models
+
+
+@lru_cache(maxsize=1024)  # pods of a cluster name the same few lists
+def models_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split a list into models and what names none."""
     models: dict[str, None] = {}
-    for word in text.split(",", MAX_MODELS)[:MAX_MODELS]:
-        if not word.strip():
-            continue
+    unknown: list[str] = []
+    for word in filter(None, map(str.strip, text.split(",", MAX_MODELS)[:MAX_MODELS])):
         try:
             models[parse_model(word).name] = None
         except ValueError:
-            wrong(
-                Reason(
-                    code=Code.MODEL_INVALID,
-                    field=annotation_at(key),
-                    value=shown(word.strip()),
-                    message="names no GPU model",
-                    remedy="name models or families such as A100, T4 or RTX-3090, separated by commas",
-                )
-            )
-    return tuple(models)
+            unknown.append(word)
+    return tuple(models), tuple(unknown)

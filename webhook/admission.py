@@ -15,7 +15,7 @@ from vcuda.quota import Quota
 from webhook.drafting import Draft, shortened
 from webhook.mutating import clean_environment, rewrite
 from webhook.objects import Binding, Pod
-from webhook.reading import read
+from webhook.reading import Asked, read
 from webhook.reapplying import restore
 from webhook.review import NULL, Request, decode_object, encode_answer
 from webhook.rules import Rules
@@ -35,6 +35,9 @@ POD, BINDING = ("", "Pod"), ("", "Binding")
 EPHEMERAL = "ephemeralcontainers"
 # The API server itself refuses these before it asks a validating webhook, and in words that help nobody.
 REFUSED_EARLY = (Code.QUANTITY_INVALID, Code.REQUEST_DIFFERS)
+
+
+ALLOWED = Decision()
 
 
 class Policies(Protocol):
@@ -61,7 +64,7 @@ class Outcome(Struct, frozen=True):
 
     decision: Decision
     operations: list[dict[str, object]]
-    audited: Decision = Decision()
+    audited: Decision = ALLOWED
 
 
 class Admission:
@@ -74,7 +77,7 @@ class Admission:
         """Say what an object needs."""
         policy = self.policies.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE) or self._looks_on(policy):
-            return Outcome(Decision(), [])
+            return Outcome(ALLOWED, [])
         draft, early = self._draft(request, policy)
         if early.reasons and self._mode(policy) is Mode.ENFORCE:
             return Outcome(early, [])
@@ -83,7 +86,7 @@ class Admission:
     def validate(self, request: Request, bound: Bound | None = None) -> Outcome:
         """Say whether an object may be. `bound` is the pod of a binding, if it is known."""
         policy = self.policies.policy(request.namespace)
-        decision = self._check(request, policy, bound) if request.operation in (CREATE, UPDATE) else Decision()
+        decision = self._check(request, policy, bound) if request.operation in (CREATE, UPDATE) else ALLOWED
         if decision.allowed or self._mode(policy) is Mode.ENFORCE:
             return Outcome(decision, [])
         told = [shortened(f"audit: would be refused: {reason}") for reason in decision.reasons]
@@ -114,9 +117,8 @@ class Admission:
                 return draft, Decision(tuple(reasons))
             pod = new_pod(request)
             asked = read(pod, self.rules, policy)
-            wrong = wrong_with(pod, asked, self.rules, policy)
-            early = wrong if any(reason.code in REFUSED_EARLY for reason in wrong) else []
-            return rewrite(pod, asked, self.rules, policy), Decision(tuple(early))
+            early = wrong_with(pod, asked, self.rules, policy) if is_refused_early(asked) else []
+            return rewrite(pod, asked, self.rules, policy), Decision(tuple(early)) if early else ALLOWED
         if kind in KINDS and not request.sub_resource:
             return self._draft_workload(request, policy)
         return Draft(), Decision()
@@ -138,8 +140,9 @@ class Admission:
         if draft.operations or maker.metadata.is_controlled:
             return draft, Decision()
         pod = maker.decoded().as_pod()
-        wrong = wrong_with(pod, read(pod, self.rules, policy), self.rules, policy, draft.path)
-        return draft, Decision(tuple(wrong if any(reason.code in REFUSED_EARLY for reason in wrong) else []))
+        asked = read(pod, self.rules, policy)
+        early = wrong_with(pod, asked, self.rules, policy, draft.path) if is_refused_early(asked) else []
+        return draft, Decision(tuple(early))
 
     def _check(self, request: Request, policy: Policy, bound: Bound | None) -> Decision:
         kind = (request.kind.group, request.kind.kind)
@@ -159,7 +162,12 @@ class Admission:
             maker = read_workload(request.object, request, "request.object")
             before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
             return check_workload(maker, before, self.rules, policy, self.policies.quotas(request.namespace))
-        return Decision()
+        return ALLOWED
+
+
+def is_refused_early(asked: Asked) -> bool:
+    """Tell whether the API server would refuse a pod before it asks a validating webhook."""
+    return any(reason.code in REFUSED_EARLY for reason in asked.reasons)
 
 
 def is_update(request: Request) -> bool:

@@ -1,29 +1,49 @@
-"""What the webhook counts, under the names that stand here and nowhere else."""
+"""What the webhook counts, under the names that stand here and nowhere else.
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+Counting is a part of every decision, so it is done in plain numbers under one lock, and put into Prometheus' form only
+when somebody looks.
+"""
 
-from vcuda.decision import Decision
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
 from webhook.admission import Outcome
 from webhook.review import Request
+from webhook.workloads import KINDS as WORKLOADS
 
 # The API server's own buckets for webhooks, and finer ones below, where we mean to be.
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0)
+BOUNDS = (*map(str, BUCKETS), "+Inf")
 # Kinds come from callers: whatever is not here is counted together, or anybody could fill the memory with series.
-KINDS = frozenset(
-    (
-        "Pod",
-        "Binding",
-        "Deployment",
-        "StatefulSet",
-        "DaemonSet",
-        "ReplicaSet",
-        "ReplicationController",
-        "Job",
-        "CronJob",
-    )
-)
+KINDS = frozenset(("Pod", "Binding", *(kind for _, kind in WORKLOADS)))
 OPERATIONS = frozenset(("CREATE", "UPDATE", "DELETE", "CONNECT"))
 OTHER = "other"
+
+
+class Durations:
+    """How long something took, in buckets."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(BOUNDS)
+        self._sum = 0.0
+
+    def add(self, took_s: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(BUCKETS, took_s)] += 1
+        self._sum += took_s
+
+    def shown(self) -> tuple[list[tuple[str, float]], float]:
+        """Give the buckets as Prometheus wants them, each with all below it, and the sum."""
+        total, buckets = 0, []
+        for bound, count in zip(BOUNDS, self._counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return buckets, self._sum
 
 
 class Metrics:
@@ -31,28 +51,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.decisions = Counter(
-            "quotient_admission_decisions",
-            "Reviews decided, by what became of them: allowed, patched, denied, audited (would be denied)",
-            ("route", "kind", "operation", "decision"),
-            registry=self.registry,
-        )
-        self.reasons = Counter(
-            "quotient_admission_reasons", "Reasons given in denials and audits", ("code",), registry=self.registry
-        )
-        self.failures = Counter(
-            "quotient_admission_failures",
-            "Calls without decision: bad-request, unavailable, fault",
-            ("route", "cause"),
-            registry=self.registry,
-        )
-        self.duration = Histogram(
-            "quotient_admission_duration_seconds",
-            "From the whole request to its answer",
-            ("route",),
-            buckets=BUCKETS,
-            registry=self.registry,
-        )
         self.certificate_until = Gauge(
             "quotient_certificate_not_after_seconds",
             "When the serving certificate in use expires, in seconds since 1970",
@@ -66,36 +64,64 @@ class Metrics:
         self.quotas_invalid = Gauge(
             "quotient_quotas_invalid", "Quotas that do not parse; the last good one is in force", registry=self.registry
         )
-        self._timed = {route: self.duration.labels(route) for route in ("mutate", "validate")}
-        # Looking a child up by its labels takes as long as counting; there are few of them.
-        self._counted: dict[tuple[str, str, str, str], Counter] = {}
+        # Guards all that is counted: the event loop counts, and so do Flask's threads.
+        self._lock = threading.Lock()
+        self._decisions: Counter[tuple[str, str, str, str]] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._failures: Counter[tuple[str, str]] = Counter()
+        self._durations = {"mutate": Durations(), "validate": Durations()}
+        self.registry.register(self)
 
     def decided(self, route: str, request: Request, outcome: Outcome, took_s: float) -> None:
         """Count a decision."""
         kind = request.kind.kind if request.kind.kind in KINDS else OTHER
         operation = request.operation if request.operation in OPERATIONS else OTHER
-        key = (route, kind, operation, verdict(outcome))
-        if key not in self._counted:
-            self._counted[key] = self.decisions.labels(*key)
-        self._counted[key].inc()
-        self._timed[route].observe(took_s)
-        for reason in explained(outcome).reasons:
-            self.reasons.labels(reason.code).inc()
+        with self._lock:
+            self._decisions[route, kind, operation, verdict(outcome)] += 1
+            self._durations[route].add(took_s)
+            for reason in outcome.audited.reasons or outcome.decision.reasons:
+                self._reasons[reason.code] += 1
 
     def failed(self, route: str, cause: str) -> None:
         """Count a call without decision."""
-        self.failures.labels(route, cause).inc()
+        with self._lock:
+            self._failures[route, cause] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Show what was counted, to Prometheus."""
+        decisions = CounterMetricFamily(
+            "quotient_admission_decisions",
+            "Reviews decided, by what became of them: allowed, patched, denied, audited (would be denied)",
+            labels=("route", "kind", "operation", "decision"),
+        )
+        reasons = CounterMetricFamily(
+            "quotient_admission_reasons", "Reasons given in denials and audits", labels=("code",)
+        )
+        failures = CounterMetricFamily(
+            "quotient_admission_failures",
+            "Calls without decision: bad-request, unavailable, fault",
+            labels=("route", "cause"),
+        )
+        durations = HistogramMetricFamily(
+            "quotient_admission_duration_seconds", "From the whole request to its answer", labels=("route",)
+        )
+        with self._lock:
+            for labels, count in self._decisions.items():
+                decisions.add_metric(labels, count)
+            for code, count in self._reasons.items():
+                reasons.add_metric((code,), count)
+            for cause, count in self._failures.items():
+                failures.add_metric(cause, count)
+            for route, taken in self._durations.items():
+                buckets, total = taken.shown()
+                durations.add_metric((route,), buckets, total)
+        yield from (decisions, reasons, failures, durations)
 
 
 def verdict(outcome: Outcome) -> str:
     """Name what became of a review."""
     if outcome.audited.reasons:
         return "audited"
-    if not outcome.decision.allowed:
+    if outcome.decision.reasons:
         return "denied"
     return "patched" if outcome.operations else "allowed"
-
-
-def explained(outcome: Outcome) -> Decision:
-    """Give the decision with the reasons, whether or not they were enforced."""
-    return outcome.audited if outcome.audited.reasons else outcome.decision

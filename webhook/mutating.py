@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vcuda.decision import shown
-from vcuda.language import wish_keys
 from vcuda.limits import agreed, encode_limits
 from vcuda.names import ANCESTOR_POOL_LABELS, MIRROR, SCHEDULER, Names
+from vcuda.pod import Resources
 from vcuda.policy import Policy
 from vcuda.quantity import NANO, QuantityError, parse
+from vcuda.vocabulary import Share
 from webhook.drafting import Draft, escaped
 from webhook.objects import AdmittedContainer, AdmittedSpec, Pod
 from webhook.reading import Asked
@@ -24,6 +25,7 @@ Term = dict[str, Any]
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NONE_VISIBLE = "void"
 RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
+SUSPECT = (VISIBLE, *RESERVED_PREFIXES)
 MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - where AWS's plugin has its users mount it
 
 
@@ -34,11 +36,16 @@ def rewrite(pod: Pod, asked: Asked, rules: Rules, policy: Policy, root: str = ""
         return draft  # A kubelet shows what it runs already; nothing can be changed.
     strip_owned(pod, asked, rules, draft)
     if asked.request.is_gpu and not asked.reasons:
-        rewrite_resources(pod, asked, rules, draft)
+        shares = {each.name: each.share for each in asked.request.containers}
+        for place, container in containers_of(pod.spec):
+            share = shares.get(container.name)
+            if share is not None:
+                rewrite_resources(place, container, share, rules, draft)
+            clean_environment(place, container, draft, has_gpu=share is not None)
         rewrite_annotations(pod, asked, rules, draft)
         if rules.replaces_scheduler(pod.spec.scheduler_name):
             draft.add("/spec/schedulerName", SCHEDULER)
-        neutralise(pod, asked, draft)
+        neutralise_node(pod, draft)
         if policy.pools:
             restrict_to_pools(pod, policy.pools, rules, draft)
         tolerate(pod, rules, draft)
@@ -68,24 +75,20 @@ def strip_owned(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
         draft.warn(f"{draft.path}metadata.annotations[{key}] is written by Quotient alone: yours was removed")
 
 
-def rewrite_resources(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
+def rewrite_resources(place: str, container: AdmittedContainer, share: Share, rules: Rules, draft: Draft) -> None:
     """Ask for both canonical resources, in limits and requests, and in no other vocabulary."""
-    shares = {each.name: each.share for each in asked.request.containers}
-    for place, container in containers_of(pod.spec):
-        share = shares.get(container.name)
-        if share is None or container.resources is None:
+    resources, by_key = container.resources or Resources(), rules.language.by_key
+    wanted = {rules.names.core: str(share.cores), rules.names.memory: str(share.memory_count)}
+    for part, written in (("limits", resources.limits), ("requests", resources.requests)):
+        if written is None:
+            draft.add(f"{place}/resources/{part}", wanted)
             continue
-        wanted = {rules.names.core: str(share.cores), rules.names.memory: str(share.memory_count)}
-        for part, written in (("limits", container.resources.limits), ("requests", container.resources.requests)):
-            if written is None:
-                draft.add(f"{place}/resources/{part}", wanted)
-                continue
-            for key in written:
-                if key in rules.language.by_key and key not in wanted:
-                    draft.remove(f"{place}/resources/{part}/{escaped(key)}")
-            for key, value in wanted.items():
-                if key not in written or not is_count(written[key], value):
-                    draft.add(f"{place}/resources/{part}/{escaped(key)}", value)
+        for key in written:
+            if key in by_key and key not in wanted:
+                draft.remove(f"{place}/resources/{part}/{escaped(key)}")
+        for key, value in wanted.items():
+            if key not in written or not is_count(written[key], value):
+                draft.add(f"{place}/resources/{part}/{escaped(key)}", value)
 
 
 def is_count(written: str | float, wanted: str) -> bool:
@@ -110,30 +113,25 @@ def rewrite_annotations(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> N
         limit = agreed(asked.limits)
         draft.annotate(names.core_limit, None if limit is None else str(limit))
     follow = [each.name for each in asked.request.containers if each.share.follows]
-    listed = [name.strip() for name in noted.get(names.memory_follows_core, "").split(",") if name.strip()]
-    if not set(follow) <= set(listed):
-        draft.annotate(names.memory_follows_core, ",".join(dict.fromkeys([*listed, *follow])))
+    if follow:
+        draft.annotate(names.memory_follows_core, with_names(noted.get(names.memory_follows_core, ""), follow))
+
+
+def with_names(listed: str, names: Sequence[str]) -> str:
+    """Put names into a list separated by commas; one that has them all stays as it was written."""
+    present = [name.strip() for name in listed.split(",") if name.strip()]
+    missing = [name for name in names if name not in present]
+    return ",".join([*present, *missing]) if missing else listed
 
 
 def rename_wishes(pod: Pod, rules: Rules, draft: Draft) -> None:
     """Move wishes from an ancestor's domain to the canonical one."""
     noted = pod.metadata.noted
-    if noted.keys().isdisjoint(rules.language.wishes):
-        return
-    for names in rules.language.all_names[1:]:
-        for key, canonical in zip(wish_keys(names), wish_keys(rules.names), strict=True):
-            if key in noted:
-                draft.annotate(key, None)
-                if canonical not in noted:
-                    draft.annotate(canonical, noted[key])
-
-
-def neutralise(pod: Pod, asked: Asked, draft: Draft) -> None:
-    """Take out what would reach GPUs that were not given."""
-    of_gpus = {each.name for each in asked.request.containers}
-    for place, container in containers_of(pod.spec):
-        clean_environment(place, container, draft, has_gpu=container.name in of_gpus)
-    neutralise_node(pod, draft)
+    for key, canonical in rules.language.renamed.items():
+        if key in noted:
+            draft.annotate(key, None)
+            if canonical not in noted:
+                draft.annotate(canonical, noted[key])
 
 
 def neutralise_node(pod: Pod, draft: Draft) -> None:
@@ -165,7 +163,7 @@ def clean_environment(place: str, container: AdmittedContainer, draft: Draft, *,
     removed: list[int] = []
     blind = has_gpu
     for index, variable in enumerate(container.env or ()):
-        if not is_reserved(variable.name):
+        if not variable.name.startswith(SUSPECT) or not is_reserved(variable.name):
             continue
         if not has_gpu and not blind and variable.name == VISIBLE and variable.value == NONE_VISIBLE:
             blind = True

@@ -67,6 +67,7 @@ class ClusterPolicies:
         self._bad: set[Name] = set()
         self._quotas: dict[str, list[Quota]] = {}
         self._policies: dict[str, Policy] = {}
+        self._known = False
         self._log = structlog.get_logger()
         for informer in self._informers:
             informer.on_change(self._changed)
@@ -94,7 +95,9 @@ class ClusterPolicies:
 
     def policy(self, namespace: str) -> Policy:
         """Give what the namespace's quotas say together."""
-        if not self.synced:
+        # Once known, quotas stay known: informers never forget them, they only grow old.
+        self._known = self._known or self.synced
+        if not self._known:
             raise Unavailable("quotas are not yet known")
         return self._policies.get(namespace, NO_POLICY)
 

@@ -47,8 +47,10 @@ def check_burst(
     request: PodRequest, wishes: Wishes, policy: Policy, rules: Rules, annotations: dict[str, str]
 ) -> list[Reason]:
     """Hold a wished core limit to what the containers ask for, and to what the namespace allows."""
+    if wishes.core_limit is None:
+        return []
     parts = [each.share.cores for each in request.containers if not each.share.cards]
-    if wishes.core_limit is None or not parts:
+    if not parts:
         return []
     least, most = max(parts), max(policy.core_limit.max, *parts)
     if least <= wishes.core_limit <= most:

@@ -1,6 +1,7 @@
 """Serving with gunicorn: one process, an event loop, TLS, and an end that no caller notices."""
 
 import asyncio
+import gc
 import logging
 import os
 import ssl
@@ -22,6 +23,7 @@ from webhook.service import Service
 from webhook.shortcut import END, MAX_HEAD, PREFIXES, is_ours, read_head, written
 
 TICK_S = 0.25
+GARBAGE = (20_000, 20, 20)
 TICKS_PER_REFRESH = 8
 FROZEN_AFTER_S = 30
 AFTER_DRAIN_S = 5
@@ -152,6 +154,10 @@ class Worker(ASGIWorker):
             )
             self.servers.append(server)
         self.log.info("serving on %s", ", ".join(map(str, self.sockets)))
+        # What was made until now stays: looking through it for garbage again and again would cost a tenth of all time.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GARBAGE)
         ticks = 0
         while self.alive and self.ppid == os.getppid():
             ticks += 1

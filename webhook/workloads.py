@@ -17,7 +17,7 @@ from vcuda.quota import Quota, fit
 from vcuda.request import ContainerRequest, Role, read_container
 from webhook.advising import advice, misplaced
 from webhook.drafting import Draft, escaped, shortened
-from webhook.mutating import containers_of, rewrite
+from webhook.mutating import containers_of, rewrite, with_names
 from webhook.objects import AdmittedContainer, CronJob, Metadata, Pod, Template, Workload
 from webhook.reading import Asked, read
 from webhook.review import Request, decode_object
@@ -95,8 +95,7 @@ def rewrite_fractions(maker: PodMaker, before: PodMaker | None, rules: Rules) ->
     if follow:
         key = rules.names.memory_follows_core
         noted = template.metadata.noted if template.metadata else {}
-        listed = [name.strip() for name in noted.get(key, "").split(",") if name.strip()]
-        draft.annotate(key, ",".join(dict.fromkeys([*listed, *follow])))
+        draft.annotate(key, with_names(noted.get(key, ""), follow))
     return draft.finish(template.metadata)
 
 
