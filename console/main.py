@@ -9,6 +9,8 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
+from console.admitting import admit
+from console.linting import lint
 from console.local import local
 from console.printing import wide_console
 from console.webhook import webhook
@@ -57,8 +59,8 @@ def config(loaded: Loaded, output: str) -> None:
     wide_console().print(table)
 
 
-main.add_command(local)
-main.add_command(webhook)
+for command in (admit, lint, local, webhook):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

@@ -32,6 +32,9 @@ class Code(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     MODEL_NOT_GRANTED = "ModelNotGranted"
     POOL_NOT_GRANTED = "PoolNotGranted"
+    TEXT_EXPECTED = "TextExpected"
+    API_VERSION_GONE = "ApiVersionGone"
+    OBJECT_INVALID = "ObjectInvalid"
 
 
 class Reason(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -71,13 +71,17 @@ class Authority:
 
 
 class RunningWebhook:
-    """One process. Further settings are given as `path=value`."""
+    """One process. Further settings are given as `path=value`; `prefix` stands before its command line."""
 
-    def __init__(self, authority: Authority, kubeconfig: Path, *settings: str, port: int = 0) -> None:
+    prefix: tuple[str, ...] = ()
+
+    def __init__(self, authority: Authority, kubeconfig: Path | None, *settings: str, port: int = 0) -> None:
+        """Without a kubeconfig it runs on an in-memory cluster."""
         self.authority = authority
         self.port, self.ops_port = port or free_port(), free_port()
+        self._alone = kubeconfig is None
         self._settings = (
-            f"cluster.kubeconfig={kubeconfig}",
+            f"cluster.kubeconfig={kubeconfig or ''}",
             f"webhook.address={HOST}",
             f"webhook.port={self.port}",
             f"webhook.opsPort={self.ops_port}",
@@ -92,9 +96,10 @@ class RunningWebhook:
     def start(self, *, ready: bool = True) -> Self:
         """Start it, and wait until it is ready."""
         flags = [part for each in self._settings for part in ("--set", each)]
+        module = ["tests.webhook.standalone", *self._settings] if self._alone else ["console.main", *flags, "webhook"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "console.main", *flags, "webhook"],
+                [*self.prefix, sys.executable, "-m", *module],
                 cwd=ROOT,
                 stderr=log,
                 stdout=log,

@@ -1,0 +1,169 @@
+"""`quotient lint`: manifests checked in a pipeline, with file and line, and repaired where that is certain."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import yaml
+from msgspec import Struct
+
+from console.admitting import STDIN, quotas_from, read_text
+from console.locating import Located, child, deepest, line_of, locate
+from console.offline import Quotas, Verdict, expand, is_judged, judge
+from console.preflight import MOVED, Found, refused_early, within
+from settings.loading import Loaded
+from vcuda.decision import Code
+from vcuda.document import DocumentError, parse_documents
+from webhook.rules import Rules
+from webhook.service import rules_of
+
+LINE_IN_ERROR = "line "
+
+
+class Finding(Struct, frozen=True, omit_defaults=True):
+    """One thing to say about a file."""
+
+    file: str
+    line: int
+    level: str
+    code: str
+    field: str
+    value: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        if self.level == "warning":
+            return f"{self.file}:{self.line}: warning: {self.message}"
+        named = f"{self.field}: {self.value!r}: " if self.field else ""
+        return f"{self.file}:{self.line}: {named}{self.message}; {self.remedy} [{self.code}]"
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--fix", is_flag=True, help="Repair what is certain: quotes around texts, API versions that are gone.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--quota", "quota_file", metavar="FILE", help="Hold the documents to these quotas, one after another.")
+@click.option("-n", "--namespace", default="default", show_default=True, help="For documents that name none.")
+@click.pass_context
+def lint(
+    context: click.Context, files: tuple[str, ...], *, fix: bool, output: str, quota_file: str | None, namespace: str
+) -> None:
+    """Check manifests as the webhook would, and for what dies before any webhook sees it.
+
+    FILE is a manifest, a folder of them, or - for standard input. Exit code: 0 nothing wrong (warnings do not count),
+    1 something is, 2 bad usage.
+    """
+    loaded: Loaded = context.obj
+    rules = rules_of(loaded.configuration)
+    quotas = quotas_from(quota_file, rules.language.unit_mib)
+    findings: list[Finding] = []
+    for file in expanded(files):
+        text = read_text(file)
+        if fix and file != STDIN and (mended := repaired(text)) != text:
+            Path(file).write_text(mended)
+            click.echo(f"{file}: repaired", err=True)
+            text = mended
+        findings += check(file, text, rules, quotas, namespace)
+    for finding in findings:
+        click.echo(msgspec.json.encode(finding) if output == "json" else str(finding))
+    context.exit(1 if any(finding.level == "error" for finding in findings) else 0)
+
+
+def expanded(files: tuple[str, ...]) -> list[str]:
+    """Take folders for the manifests in them."""
+    found: list[str] = []
+    for file in files:
+        if Path(file).is_dir():
+            found += sorted(str(each) for each in Path(file).rglob("*") if each.suffix in (".yaml", ".yml", ".json"))
+        else:
+            found.append(file)
+    return found
+
+
+def check(file: str, text: str, rules: Rules, quotas: Quotas, namespace: str) -> list[Finding]:
+    """Find what is wrong in one file."""
+    try:
+        documents = [each for document in parse_documents(text) for each in expand(document)]
+        places = locate(text)
+    except DocumentError as wrong:
+        number, message = line_and_message(str(wrong))
+        return [Finding(file, number, "error", Code.OBJECT_INVALID, "", "", message, "correct the file")]
+    findings: list[Finding] = []
+    for document, place in zip(documents, places, strict=True):
+        if is_judged(document):
+            findings += about(file, place, judge(document, rules, quotas, namespace, "somebody"))
+    return findings
+
+
+def line_and_message(told: str) -> tuple[int, str]:
+    """Take the line out of a complaint about YAML."""
+    if told.startswith(LINE_IN_ERROR):
+        number, _, message = told.removeprefix(LINE_IN_ERROR).partition(": ")
+        digits = number.partition(",")[0]
+        return (int(digits), message) if digits.isdecimal() else (1, told)
+    return 1, told
+
+
+def about(file: str, place: Located, verdict: Verdict) -> list[Finding]:
+    """Put lines to what was judged."""
+    errors = [
+        Finding(
+            file,
+            line_of(place.node, reason.field),
+            "error",
+            reason.code,
+            reason.field,
+            reason.value,
+            reason.message,
+            reason.remedy,
+        )
+        for reason in verdict.reasons
+    ]
+    warnings = [
+        Finding(file, line_of(place.node, field_in(warning)), "warning", "", "", "", warning, "")
+        for warning in verdict.warnings
+    ]
+    return sorted(errors + warnings, key=lambda finding: finding.line)
+
+
+def field_in(warning: str) -> str:
+    """Find the field that a warning begins with, if it does."""
+    return warning.split(" ", 1)[0].rstrip(":")
+
+
+def repaired(text: str) -> str:
+    """Repair what is certain, and touch nothing else: comments and order stay."""
+    try:
+        documents = [each for document in parse_documents(text) for each in expand(document)]
+        places = locate(text)
+    except DocumentError:
+        return text
+    edits = [
+        edit
+        for document, place in zip(documents, places, strict=True)
+        for found in refused_early(document)
+        for edit in edits_for(found, document, place.node, text)
+    ]
+    for start, end, replacement in sorted(edits, reverse=True):
+        text = text[:start] + replacement + text[end:]
+    return text
+
+
+def edits_for(found: Found, document: dict[str, Any], node: yaml.Node, text: str) -> list[tuple[int, int, str]]:
+    """Say which part of the text becomes what."""
+    if found.reason.code is Code.TEXT_EXPECTED:
+        scalar = deepest(node, found.steps)
+        written = text[scalar.start_mark.index : scalar.end_mark.index]
+        return [(scalar.start_mark.index, scalar.end_mark.index, f'"{written}"')]
+    if found.steps == ("apiVersion",):
+        scalar = deepest(node, found.steps)
+        return [(scalar.start_mark.index, scalar.end_mark.index, MOVED[document["kind"]])]
+    labels = within(document, ("spec", "template", "metadata", "labels"))
+    spec = child(node, "spec")
+    if not labels or not isinstance(spec, yaml.MappingNode) or spec.flow_style:
+        return []
+    written = msgspec.json.encode({key: str(value) for key, value in labels.items()}).decode()
+    start = spec.start_mark.index
+    return [(start, start, f'selector: {{"matchLabels": {written}}}\n{" " * spec.start_mark.column}')]

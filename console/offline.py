@@ -1,0 +1,190 @@
+"""Admission without a cluster: the webhook's own code on documents from files."""
+
+import base64
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import jsonpatch
+from msgspec import Struct
+
+from console.preflight import mended, refused_early
+from vcuda.amounts import Amounts
+from vcuda.decision import BadRequest, Code, Reason, shown
+from vcuda.document import DocumentError, parse_documents
+from vcuda.quota import Quota, QuotaError, fit, parse_legacy, parse_quota
+from webhook.admission import Admission, answer
+from webhook.objects import Pod
+from webhook.policies import LEGACY_KEY, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_KEY, FixedPolicies
+from webhook.reading import read
+from webhook.review import Request, decode_object, decode_review
+from webhook.rules import Rules
+from webhook.workloads import KINDS
+
+# The decoder's own words, which name a place in the review.
+WHERE = re.compile(r"^(?P<message>.*?)(?: - at `(?:key in )?`?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+EVERYWHERE = ""
+
+
+class Verdict(Struct, frozen=True):
+    """What admission says about one document, and what becomes of it."""
+
+    allowed: bool
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...]
+    patch: list[dict[str, Any]]
+    object: dict[str, Any]
+
+
+class Quotas:
+    """Quotas from files, and what was charged to them so far."""
+
+    def __init__(self, by_namespace: dict[str, list[Quota]] | None = None) -> None:
+        self._by_namespace = by_namespace or {}
+        self.used: dict[str, Amounts] = {}
+
+    def of(self, namespace: str) -> list[Quota]:
+        """Give those of a namespace; a quota without one is for all."""
+        return [*self._by_namespace.get(namespace, ()), *self._by_namespace.get(EVERYWHERE, ())]
+
+
+def expand(document: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - whatever a file holds
+    """Give the objects of a document: itself, or the items of a list."""
+    if isinstance(document, dict) and str(document.get("kind", "")).endswith("List") and "items" in document:
+        for item in document["items"] or ():
+            yield from expand(item)
+    elif isinstance(document, dict):
+        yield document
+    else:
+        raise DocumentError(f"{shown(document)!r} is no object: a mapping with apiVersion and kind is needed")
+
+
+def judge(document: dict[str, Any], rules: Rules, quotas: Quotas, namespace: str, user: str) -> Verdict:
+    """Say what would become of a document that is applied."""
+    early = [found.reason for found in refused_early(document)]
+    meant = mended(document)
+    namespace = str((meant.get("metadata") or {}).get("namespace") or namespace)
+    admission = Admission(rules, FixedPolicies({namespace: quotas.of(namespace)}))
+    try:
+        rewritten, patch, refused, warnings = mutate(admission, meant, namespace, user)
+        if not refused:
+            refused, more = validate(admission, rewritten, namespace, user)
+            warnings += more
+            if not refused:
+                refused = charge(rewritten, rules, quotas, namespace, admission)
+    except BadRequest as wrong:
+        return Verdict(allowed=False, reasons=(*early, invalid(str(wrong))), warnings=(), patch=[], object=document)
+    reasons = (*early, *refused)
+    if reasons:
+        return Verdict(allowed=False, reasons=reasons, warnings=tuple(warnings), patch=[], object=document)
+    return Verdict(allowed=True, reasons=(), warnings=tuple(warnings), patch=patch, object=rewritten)
+
+
+def mutate(
+    admission: Admission, document: dict[str, Any], namespace: str, user: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[Reason], list[str]]:
+    """Ask the one question, and apply the answer as an API server does."""
+    request = review(document, namespace, user)
+    outcome = admission.mutate(request)
+    response = json.loads(answer(request, outcome))["response"]
+    patch = json.loads(base64.b64decode(response.get("patch", "W10=")))
+    changed = jsonpatch.apply_patch(document, patch)
+    return changed, patch, list(outcome.decision.reasons), list(outcome.decision.warnings)
+
+
+def validate(
+    admission: Admission, document: dict[str, Any], namespace: str, user: str
+) -> tuple[list[Reason], list[str]]:
+    """Ask the other question."""
+    outcome = admission.validate(review(document, namespace, user))
+    return list(outcome.decision.reasons), list(outcome.decision.warnings)
+
+
+def charge(
+    document: dict[str, Any], rules: Rules, quotas: Quotas, namespace: str, admission: Admission
+) -> list[Reason]:
+    """Charge a pod to the quotas at hand; the documents before it have been charged already."""
+    found = quotas.of(namespace)
+    if document.get("kind") != "Pod" or not found:
+        return []
+    request = review(document, namespace, "")
+    asked = read(decode_object(request.object, Pod, "object"), rules, admission.policies.policy(namespace))
+    if not asked.request.is_gpu:
+        return []
+    used = quotas.used.get(namespace, Amounts())
+    charged, reasons = fit(found, used, asked.request.demand(0, rules.language.unit_mib), asked.wishes)
+    quotas.used[namespace] = used + charged
+    return reasons
+
+
+def review(document: dict[str, Any], namespace: str, user: str) -> Request:
+    """Write the review of a document's creation, and read it as the webhook does."""
+    group, _, version = str(document.get("apiVersion", "")).rpartition("/")
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict):
+        raise BadRequest("metadata is missing - at `$.metadata`")
+    body = {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": str(uuid.UUID(int=0)),
+            "kind": {"group": group, "version": version, "kind": str(document.get("kind", ""))},
+            "name": str(metadata.get("name") or ""),
+            "namespace": namespace,
+            "operation": "CREATE",
+            "userInfo": {"username": user, "groups": ["system:authenticated"]},
+            "object": document,
+        },
+    }
+    return decode_review(json.dumps(body, default=str).encode())
+
+
+def is_judged(document: dict[str, Any]) -> bool:
+    """Tell whether a document is of a kind that admission looks at."""
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    return (group, document.get("kind")) in (("", "Pod"), *KINDS) or bool(list(refused_early(document)))
+
+
+def invalid(told: str) -> Reason:
+    """Say that a document is not shaped as its kind is."""
+    found = WHERE.match(told)
+    message, path = (found["message"], found["path"] or "") if found else (told, "")
+    return Reason(
+        code=Code.OBJECT_INVALID,
+        field=path.lstrip(".") or "object",
+        value="",
+        message=message.removeprefix("request.object ").rstrip(" -"),
+        remedy="write the field as the Kubernetes API has it",
+    )
+
+
+def read_quotas(text: str, source: str, unit_mib: int) -> Quotas:
+    """Read quotas: ConfigMaps of either form, or what would stand in one."""
+    by_namespace: dict[str, list[Quota]] = {}
+    try:
+        documents = [each for document in parse_documents(text) for each in expand(document)]
+    except DocumentError as wrong:
+        raise QuotaError([f"{source}: {wrong}"]) from None
+    for document in documents:
+        for namespace, quota in quotas_in(document, source, unit_mib):
+            by_namespace.setdefault(namespace, []).append(quota)
+    return Quotas(by_namespace)
+
+
+def quotas_in(document: dict[str, Any], source: str, unit_mib: int) -> Iterator[tuple[str, Quota]]:
+    """Give the quotas of one document, with the namespace each is for."""
+    if document.get("kind") == "ConfigMap":
+        metadata, data = document.get("metadata") or {}, document.get("data") or {}
+        name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace", EVERYWHERE))
+        if (namespace, name) == (LEGACY_NAMESPACE, LEGACY_NAME) or LEGACY_KEY in data:
+            yield from parse_legacy(str(data.get(LEGACY_KEY, "")), f"{namespace}/{name}").items()
+        elif QUOTA_KEY in data:
+            yield namespace, parse_quota(str(data[QUOTA_KEY]), f"{namespace}/{name}".lstrip("/"), unit_mib)
+        else:
+            raise QuotaError([f"{source}: ConfigMap {name}: data: has no key {QUOTA_KEY}; write the quota under it"])
+    elif document and all(isinstance(entry, dict) and "quota" in entry for entry in document.values()):
+        yield from parse_legacy(json.dumps(document), source).items()
+    else:
+        yield EVERYWHERE, parse_quota(json.dumps(document), source, unit_mib)

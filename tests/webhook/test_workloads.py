@@ -1,0 +1,161 @@
+"""Workloads: mistakes are told when they are applied, and templates stay as their authors wrote them."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, pod, workload
+from tests.webhook.reviews import Caller, MakeCaller
+from vcuda.quota import parse_quota
+
+KINDS = {
+    "Deployment": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "DaemonSet": "apps/v1",
+    "ReplicaSet": "apps/v1",
+    "ReplicationController": "v1",
+    "Job": "batch/v1",
+    "CronJob": "batch/v1",
+}
+
+
+def path_of(kind: str) -> str:
+    return "spec.jobTemplate.spec.template.spec" if kind == "CronJob" else "spec.template.spec"
+
+
+@pytest.mark.parametrize(("kind", "version"), KINDS.items())
+def test_every_kind_is_held_to_the_rules_of_its_pods(api: Caller, kind: str, version: str) -> None:
+    """Same codes, same words, and the path in the workload."""
+    wrong = workload(pod(gpu(core="150"), nodeName="n"), kind, version)
+    answer = api.create(wrong)
+    assert answer.codes == ["CoreInvalid", "NodeChosen"]
+    assert answer.fields == [
+        f"{path_of(kind)}.containers[0].resources.limits[{CORE}]",
+        f"{path_of(kind)}.nodeName",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "version"), KINDS.items())
+def test_templates_are_not_rewritten(api: Caller, kind: str, version: str) -> None:
+    """That would fight those who keep them in Git."""
+    right = workload(
+        pod(container(limits={"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "8Gi"})), kind, version
+    )
+    assert api.mutate(right).patch == []
+    assert api.create(right).allowed
+
+
+@pytest.mark.parametrize(("kind", "version"), KINDS.items())
+@pytest.mark.parametrize("with_requests", [True, False])
+def test_parts_of_a_card_are_the_exception(api: Caller, kind: str, version: str, *, with_requests: bool) -> None:
+    """The API server would refuse them in a template."""
+    made = container(limits={CARDS: "300m", "cpu": "1"})
+    if not with_requests:
+        del made["resources"]["requests"]
+    written = workload(pod(made, container("side", {CARDS: "2"})), kind, version)
+    after = api.mutate(written).patched()
+    template = after["spec"]["jobTemplate"]["spec"]["template"] if kind == "CronJob" else after["spec"]["template"]
+    first, second = template["spec"]["containers"]
+    wanted = {CORE: "30", MEMORY: "1", "cpu": "1"}
+    assert first["resources"] == {"limits": wanted, **({"requests": wanted} if with_requests else {})}
+    assert second["resources"]["limits"] == {CARDS: "2"}
+    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0"}
+    assert "schedulerName" not in str(api.mutate(written).patch)
+    assert api.validate(after).allowed
+
+
+def test_what_a_controller_made_is_left_alone(api: Caller) -> None:
+    """Its owner was asked, and to refuse it would only stall the controller."""
+    made = workload(pod(container(limits={CARDS: "300m"}), nodeName="n"), "ReplicaSet")
+    made["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
+    assert api.mutate(made).patch == []
+    assert api.validate(made).allowed
+    made["metadata"]["ownerReferences"][0]["controller"] = False
+    assert not api.create(made).allowed
+
+
+def test_applying_a_part_of_a_card_again_changes_nothing(api: Caller) -> None:
+    """The manifest's key comes back beside the canonical ones."""
+    stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})))).patched()
+    again = copy.deepcopy(stored)
+    for part in ("limits", "requests"):
+        again["spec"]["template"]["spec"]["containers"][0]["resources"][part][CARDS] = "300m"
+    answer = api.mutate(again, "UPDATE", stored)
+    assert answer.patched() == stored
+    assert api.validate(answer.patched(), "UPDATE", stored).allowed
+
+
+def test_another_part_of_a_card_wins_over_what_was_rewritten_before(api: Caller) -> None:
+    """The manifest says half a card now."""
+    stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})))).patched()
+    after = copy.deepcopy(stored)
+    for part in ("limits", "requests"):
+        after["spec"]["template"]["spec"]["containers"][0]["resources"][part][CARDS] = "500m"
+    made = api.mutate(after, "UPDATE", stored).patched()
+    assert made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {CORE: "50", MEMORY: "1"}
+    assert api.validate(made, "UPDATE", stored).allowed
+
+
+def test_a_part_of_a_card_beside_an_amount_of_the_authors_own_is_a_mistake(api: Caller) -> None:
+    """Nobody knows which of the two was meant."""
+    both = workload(pod(container(limits={CARDS: "300m", CORE: "40", MEMORY: "8"})))
+    assert api.create(both).codes == ["VocabulariesMixed"]
+
+
+def test_what_did_not_change_is_not_judged_again(api: Caller) -> None:
+    """A workload from before must remain usable: scaled down, labelled, deleted."""
+    before = workload(pod(gpu(core="150")), replicas=3)
+    after = copy.deepcopy(before)
+    after["metadata"]["labels"] = {"a": "b"}
+    after["spec"]["replicas"] = 0
+    assert api.validate(after, "UPDATE", before).allowed
+    after["spec"]["template"]["spec"]["containers"][0]["image"] = "new"
+    assert not api.validate(after, "UPDATE", before).allowed
+
+
+def test_wishes_on_the_workload_itself_are_told_to_be_misplaced(api: Caller) -> None:
+    """Nobody reads them there."""
+    made = workload(pod(gpu()))
+    made["metadata"]["annotations"] = {NAMES.use_models: "A100"}
+    answer = api.validate(made)
+    assert answer.allowed
+    assert answer.warnings == [
+        f"metadata.annotations[{NAMES.use_models}] has no effect here: it belongs to spec.template.metadata.annotations"
+    ]
+
+
+def test_what_will_be_taken_out_of_the_pods_is_told(api: Caller) -> None:
+    """When the author looks, not when the pods are made."""
+    made = workload(pod(gpu(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), hostIPC=True))
+    warnings = api.validate(made).warnings
+    assert any(warning.startswith("spec.template.spec.hostIPC") for warning in warnings)
+    assert any("spec.template.spec.containers[0].env[NVIDIA_VISIBLE_DEVICES]" in warning for warning in warnings)
+
+
+def test_more_pods_than_the_quota_holds_are_told_of(make_caller: MakeCaller) -> None:
+    """Replicas times share; a warning only, for others may end."""
+    api = make_caller(quotas=[parse_quota("types: {A100: {cores: 200}}", "team/quota")])
+    fits, does_not = workload(pod(gpu()), replicas=4), workload(pod(gpu()), replicas=5)
+    assert api.validate(fits).warnings == []
+    (told,) = api.validate(does_not).warnings
+    assert "5 pods" in told
+    assert "asked 250 cores" in told
+    assert "short by 50" in told
+    assert api.validate(does_not).allowed
+    more = copy.deepcopy(does_not)
+    assert api.validate(more, "UPDATE", fits).warnings == [told]
+    assert api.validate(fits, "UPDATE", does_not).warnings == []
+
+
+@pytest.mark.parametrize("odd", [{}, {"spec": None}, {"metadata": None, "spec": {"containers": []}}], ids=str)
+def test_templates_that_are_hardly_there_do_no_harm(api: Caller, odd: dict[str, Any]) -> None:
+    """The API server refuses them itself."""
+    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": odd}}
+    assert api.mutate(made).status in (200, 400)
+    assert api.validate(made).status in (200, 400)
+
+
+def test_quantities_are_refused_before_the_api_server_does(api: Caller) -> None:
+    """It validates templates itself, in poor words."""
+    assert api.mutate(workload(pod(gpu(core="500m")))).codes == ["QuantityInvalid"]
