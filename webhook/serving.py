@@ -24,8 +24,9 @@ from webhook.shortcut import END, MAX_HEAD, PREFIXES, is_ours, read_head, writte
 
 TICK_S = 0.25
 GARBAGE = (20_000, 20, 20)
-TICKS_PER_REFRESH = 8
+TICKS_PER_REFRESH = 4
 FROZEN_AFTER_S = 30
+LAST_WORD_S = 2.0
 AFTER_DRAIN_S = 5
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - for gunicorn's heartbeat, where the root file system is read-only
 
@@ -44,6 +45,7 @@ class Connection(ASGIProtocol):
         self._service: Service = self.worker.service
         self._held = b""
         self._is_long_way = not self._service.settings.short_path
+        self._judged, self._is_last = None, False
         # When its patience began, and how much there is of it.
         self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
         names = self._service.settings.client_names
@@ -80,12 +82,18 @@ class Connection(ASGIProtocol):
         if reply is None:
             return False
         self._held = b""
-        close = not self.worker.alive
+        close = self.worker.is_leaving
         self.transport.write(written(reply, time.time(), close=close))
         if close:
             self._close_transport()
         self._since, self._patience_s = self.worker.loop.time(), self._service.settings.keep_alive_s
         return True
+
+    def _will_close(self, request: Any, response_requires_close: bool) -> bool:  # noqa: ANN401, FBT001 - gunicorn's
+        """Say whether an answer on the long way is the last one; once said, it stays so, whatever happens meanwhile."""
+        if self._judged is not request:
+            self._judged, self._is_last = request, self.worker.is_leaving
+        return self._is_last or bool(super()._will_close(request, response_requires_close))
 
     def _expect_soon(self) -> None:
         """Begin to wait for a whole request."""
@@ -134,6 +142,12 @@ class Worker(ASGIWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
+        # Told to end, and still answering. gunicorn's own flag closes connections that an answer just promised to keep.
+        self.is_leaving = False
+
+    def handle_exit_signal(self) -> None:
+        """Begin to end."""
+        self.is_leaving = True
 
     def load_wsgi(self) -> None:
         """Put the webhook together, in this process and no other."""
@@ -159,11 +173,12 @@ class Worker(ASGIWorker):
         gc.freeze()
         gc.set_threshold(*GARBAGE)
         ticks = 0
-        while self.alive and self.ppid == os.getppid():
+        while self.alive and not self.is_leaving and self.ppid == os.getppid():
             ticks += 1
             await self._tick()
             if ticks % TICKS_PER_REFRESH == 0:
-                await asyncio.to_thread(self.service.refresh_certificate)
+                # On this thread, which makes all handshakes: one in the middle of a change would get half a pair.
+                self.service.refresh_certificate()
         await self._drain()
         self.service.stop()
 
@@ -178,8 +193,8 @@ class Worker(ASGIWorker):
 
     async def _wait_for_certificate(self) -> None:
         """Wait for a first pair: whoever makes it may start later than we."""
-        while self.alive:
-            await asyncio.to_thread(self.service.refresh_certificate)
+        while self.alive and not self.is_leaving:
+            self.service.refresh_certificate()
             if self.service.certificates.in_use is not None:
                 return
             await self._tick()
@@ -190,11 +205,13 @@ class Worker(ASGIWorker):
         API servers hold on to open connections, and new ones arrive until the cluster has learned that we go. So we
         go on answering, each answer closing its connection, and only then stop.
         """
-        self.service.draining = True
+        self.is_leaving = self.service.draining = True
         settings = self.service.settings
         await self._wait(settings.drain_s, lambda: False)
         for server in self.servers:
             server.close()
+        # Somebody may have connected a moment ago and be about to ask; an answer ends each connection by itself.
+        await self._wait(min(LAST_WORD_S, settings.drain_s), lambda: not self.connections)
         await self._wait(settings.answer_within_s, lambda: all(each.is_idle for each in self.connections))
         for connection in list(self.connections):
             connection.transport.close()
@@ -235,7 +252,7 @@ class Application(BaseApplication):
             "worker_class": Worker,
             "worker_tmp_dir": str(IN_MEMORY) if IN_MEMORY.is_dir() else None,
             "timeout": FROZEN_AFTER_S,
-            "graceful_timeout": int(settings.drain_s + settings.answer_within_s + 2 * AFTER_DRAIN_S),
+            "graceful_timeout": int(settings.drain_s + LAST_WORD_S + settings.answer_within_s + 2 * AFTER_DRAIN_S),
             "keepalive": max(1, int(settings.keep_alive_s)),
             "control_socket_disable": True,
             "logger_class": Logs,
