@@ -9,11 +9,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from vcuda.decision import BadRequest, Code, Decision
-from vcuda.pod import PodSpec
+from vcuda.pod import PodSpec, Resources
 from vcuda.policy import Mode, Policy
 from vcuda.quota import Quota
 from webhook.drafting import Draft, shortened
-from webhook.mutating import clean_environment, rewrite
+from webhook.mutating import clean_environment, containers_of, rewrite
 from webhook.objects import Binding, Pod
 from webhook.reading import Asked, read
 from webhook.reapplying import restore
@@ -28,7 +28,7 @@ from webhook.validating import (
     is_governed,
     wrong_with,
 )
-from webhook.workloads import KINDS, check_workload, read_workload, rewrite_fractions
+from webhook.workloads import KINDS, check_workload, is_part, read_workload, rewrite_fractions
 
 CREATE, UPDATE = "CREATE", "UPDATE"
 POD, BINDING = ("", "Pod"), ("", "Binding")
@@ -117,11 +117,24 @@ class Admission:
                 return draft, Decision(tuple(reasons))
             pod = new_pod(request)
             asked = read(pod, self.rules, policy)
-            early = wrong_with(pod, asked, self.rules, policy) if is_refused_early(asked) else []
+            early = wrong_with(pod, asked, self.rules, policy) if self._is_refused_early(pod, asked) else []
             return rewrite(pod, asked, self.rules, policy), Decision(tuple(early)) if early else ALLOWED
         if kind in KINDS and not request.sub_resource:
             return self._draft_workload(request, policy)
         return Draft(), Decision()
+
+    def _is_refused_early(self, pod: Pod, asked: Asked) -> bool:
+        """Tell whether the API server would refuse a pod before it asks a validating webhook.
+
+        A pod with mistakes is not rewritten, so that a part of a card in it stays one.
+        """
+        return bool(asked.reasons) and (
+            any(reason.code in REFUSED_EARLY for reason in asked.reasons)
+            or any(
+                is_part(self.rules.language.by_key, container.resources or Resources())
+                for _, container in containers_of(pod.spec)
+            )
+        )
 
     def _draft_ephemeral(self, request: Request) -> Draft:
         """Blind the containers that are added to a running GPU pod."""
@@ -141,7 +154,7 @@ class Admission:
             return draft, Decision()
         pod = maker.decoded().as_pod()
         asked = read(pod, self.rules, policy)
-        early = wrong_with(pod, asked, self.rules, policy, draft.path) if is_refused_early(asked) else []
+        early = wrong_with(pod, asked, self.rules, policy, draft.path) if self._is_refused_early(pod, asked) else []
         return draft, Decision(tuple(early))
 
     def _check(self, request: Request, policy: Policy, bound: Bound | None) -> Decision:
@@ -163,11 +176,6 @@ class Admission:
             before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
             return check_workload(maker, before, self.rules, policy, self.policies.quotas(request.namespace))
         return ALLOWED
-
-
-def is_refused_early(asked: Asked) -> bool:
-    """Tell whether the API server would refuse a pod before it asks a validating webhook."""
-    return any(reason.code in REFUSED_EARLY for reason in asked.reasons)
 
 
 def is_update(request: Request) -> bool:

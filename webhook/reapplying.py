@@ -25,7 +25,7 @@ from webhook.mutating import (
     rename_wishes,
     tolerate,
 )
-from webhook.objects import AdmittedContainer, Pod
+from webhook.objects import Pod
 from webhook.rules import Rules
 
 
@@ -73,49 +73,34 @@ def restore_resources(new: Pod, old: Pod, rules: Rules, draft: Draft) -> list[Re
         known = before.get(container.name)
         if known is None or known.resources == container.resources:
             continue
-        for key in sorted(changed_keys(container, known, rules)):
-            if means_the_same(container, key, shares.get(container.name), rules):
-                put_back(place, container, known, key, draft)
-            else:
-                reasons.append(request_frozen(place, container, key))
+        for part, now, then in parts(container, known):
+            for key in [key for key in now if key in rules.language.by_key and then.get(key) != now[key]]:
+                inside = f"{place}/resources/{part}/{escaped(key)}"
+                if not means_the_same(now, key, shares.get(container.name), rules):
+                    reasons.append(request_frozen(f"{dotted(place)}.resources.{part}[{key}]", now[key]))
+                elif key in then:
+                    draft.add(inside, then[key])
+                else:
+                    draft.remove(inside)
     return reasons
 
 
-def changed_keys(new: AdmittedContainer, old: AdmittedContainer, rules: Rules) -> set[str]:
-    """Name the keys of our vocabularies that an update adds or changes."""
-    return {
-        key
-        for now, before in parts(new, old)
-        for key, value in now.items()
-        if key in rules.language.by_key and before.get(key) != value
-    }
-
-
-def parts(new: Container, old: Container) -> Iterator[tuple[Written, Written]]:
+def parts(new: Container, old: Container) -> Iterator[tuple[str, Written, Written]]:
     """Pair limits with limits and requests with requests."""
     now, before = new.resources or Resources(), old.resources or Resources()
-    yield now.limits or {}, before.limits or {}
-    yield now.requests or {}, before.requests or {}
+    yield "limits", now.limits or {}, before.limits or {}
+    yield "requests", now.requests or {}, before.requests or {}
 
 
-def means_the_same(container: AdmittedContainer, key: str, before: ContainerRequest | None, rules: Rules) -> bool:
-    """Tell whether a container, read in the vocabulary of this key alone, asks for what it has."""
+def means_the_same(written: Written, key: str, before: ContainerRequest | None, rules: Rules) -> bool:
+    """Tell whether limits, or requests, read in the vocabulary of this key alone, ask for what the container has."""
     if before is None:
         return False
     keys = rules.language.by_key[key].keys
-    written = container.resources or Resources()
-    alone = AdmittedContainer(
-        name=container.name,
-        resources=Resources(*({k: v for k, v in (part or {}).items() if k in keys} for part in as_pair(written))),
-    )
+    alone = Container(before.name, Resources(limits={k: v for k, v in written.items() if k in keys}))
     follows = before.share.follows and rules.names.core in keys
     again, _ = read_container(alone, "", Role.APP, rules.language, follows=follows)
     return again is not None and measured(again) == measured(before)
-
-
-def as_pair(resources: Resources) -> tuple[Written | None, Written | None]:
-    """Give limits and requests."""
-    return resources.limits, resources.requests
 
 
 def measured(request: ContainerRequest) -> tuple[int, int, bool]:
@@ -123,25 +108,12 @@ def measured(request: ContainerRequest) -> tuple[int, int, bool]:
     return request.share.cores, request.share.memory_count, request.share.follows
 
 
-def put_back(place: str, new: AdmittedContainer, old: AdmittedContainer, key: str, draft: Draft) -> None:
-    """Make one key what it was, in limits and requests."""
-    for part, (now, before) in zip(("limits", "requests"), parts(new, old), strict=True):
-        if now.get(key) == before.get(key):
-            continue
-        if key in before:
-            draft.add(f"{place}/resources/{part}/{escaped(key)}", before[key])
-        else:
-            draft.remove(f"{place}/resources/{part}/{escaped(key)}")
-
-
-def request_frozen(place: str, container: AdmittedContainer, key: str) -> Reason:
+def request_frozen(field: str, value: str | float) -> Reason:
     """Say that a living pod keeps its request."""
-    limits, requests = as_pair(container.resources or Resources())
-    part, written = ("limits", limits or {}) if key in (limits or {}) else ("requests", requests or {})
     return Reason(
         code=Code.REQUEST_FROZEN,
-        field=f"{dotted(place)}.resources.{part}[{key}]",
-        value=shown(written.get(key, "")),
+        field=field,
+        value=shown(value),
         message="a pod keeps the share it was admitted with",
         remedy="delete the pod and create it anew with the new share",
     )

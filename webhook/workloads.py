@@ -4,7 +4,7 @@ Templates are not rewritten, which would fight those who keep them in Git. One e
 API server would refuse in a template before any pod is made of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Raw, Struct
 
@@ -78,7 +78,7 @@ def rewrite_fractions(maker: PodMaker, before: PodMaker | None, rules: Rules) ->
     follow: list[str] = []
     for place, container in containers_of(template.spec):
         written = container.resources or Resources()
-        if not is_part(rules.names.cards, written) or asks_anew(container, old.get(container.name), rules):
+        if not is_part((rules.names.cards,), written) or asks_anew(container, old.get(container.name), rules):
             continue
         share = share_of_cards(container, rules)
         if share is None:
@@ -99,14 +99,15 @@ def rewrite_fractions(maker: PodMaker, before: PodMaker | None, rules: Rules) ->
     return draft.finish(template.metadata)
 
 
-def is_part(key: str, resources: Resources) -> bool:
-    """Tell whether an amount is a part of one, which Kubernetes allows for no resource of this sort."""
-    for amounts in (resources.limits, resources.requests):
-        try:
-            if amounts and key in amounts and not parse(amounts[key]).is_whole:
-                return True
-        except QuantityError:
-            continue
+def is_part(keys: Collection[str], resources: Resources) -> bool:
+    """Tell whether an amount under one of these keys is no whole number, which Kubernetes allows for none of them."""
+    for amounts in (resources.limits or {}, resources.requests or {}):
+        for key, amount in amounts.items():
+            try:
+                if key in keys and not parse(amount).is_whole:
+                    return True
+            except QuantityError:
+                continue
     return False
 
 

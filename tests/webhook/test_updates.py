@@ -238,4 +238,6 @@ def test_memory_is_not_confused_with_another_amount(api: Caller) -> None:
     """8Gi again is the same, 16Gi is not."""
     stored = api.mutate(pod(gpu(memory="8Gi"))).patched()
     assert stored["spec"]["containers"][0]["resources"]["limits"][MEMORY] == "32"
-    assert api.mutate(applied(pod(gpu(memory="16Gi")), stored), "UPDATE", stored).codes == ["RequestFrozen"]
+    answer = api.mutate(applied(pod(gpu(memory="16Gi")), stored), "UPDATE", stored)
+    assert set(answer.codes) == {"RequestFrozen"}
+    assert answer.fields == [f"spec.containers[0].resources.{part}[{MEMORY}]" for part in ("limits", "requests")]

@@ -1,0 +1,71 @@
+"""A Service on loopback: one address, behind it whichever webhooks are ready, as a cluster has it."""
+
+import contextlib
+import select
+import socket
+import threading
+from typing import Self
+
+from tests.webhook.running import HOST, RunningWebhook
+
+PROBE_EVERY_S = 0.1
+
+
+class Service:
+    """Passes each new connection to a backend that is ready; connections that exist stay where they are."""
+
+    def __init__(self, *backends: RunningWebhook) -> None:
+        self.backends = list(backends)
+        self._ready: list[RunningWebhook] = []
+        self._listener = socket.create_server((HOST, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._ending = threading.Event()
+        self._turn = 0
+        self._threads = [
+            threading.Thread(target=self._accept, name="service-accept", daemon=True),
+            threading.Thread(target=self._probe, name="service-probe", daemon=True),
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._listener.close()
+
+    def _probe(self) -> None:
+        while not self._ending.is_set():
+            self._ready = [each for each in list(self.backends) if each.ops("/readyz")[0] == 200]
+            self._ending.wait(PROBE_EVERY_S)
+
+    def _accept(self) -> None:
+        while not self._ending.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            ready = self._ready
+            if not ready:
+                client.close()
+                continue
+            self._turn += 1
+            try:
+                server = socket.create_connection((HOST, ready[self._turn % len(ready)].port), timeout=10)
+            except OSError:
+                client.close()
+                continue
+            threading.Thread(target=relay, args=(client, server), name="service-relay", daemon=True).start()
+
+
+def relay(client: socket.socket, server: socket.socket) -> None:
+    """Pass bytes on, both ways, until one side ends."""
+    with client, server, contextlib.suppress(OSError):
+        while True:
+            readable, _, _ = select.select([client, server], [], [])
+            for source in readable:
+                data = source.recv(65536)
+                if not data:
+                    return
+                (server if source is client else client).sendall(data)

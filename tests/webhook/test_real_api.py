@@ -1,0 +1,398 @@
+"""Admission by a real API server: every rule, every vocabulary, every way around."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from cluster.api import ApiCluster, connect
+from cluster.errors import ApiError
+from cluster.objects import NAMESPACES, PODS
+from settings.configuration import Configuration
+from tests.cluster.real import RealCluster
+from tests.conftest import SharedClusters
+from tests.waiting import eventually
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, note, pod, workload
+from tests.webhook.running import Authority, RunningWebhook, register, unregister
+from tests.webhook.service import Service
+from tests.webhook.test_refusals import WRONG
+from tests.webhook.test_rewriting import WRITTEN_AS
+from tests.webhook.test_updates import MANIFESTS
+from tests.webhook.test_workloads import KINDS
+from vcuda.decision import Unavailable
+from vcuda.vocabulary import Dialects
+
+pytestmark = pytest.mark.kubernetes
+
+CONFIGURATION = Configuration(vocabularies=Dialects(hami=True))
+SYSTEM = "quotient-system"
+SCHEDULER = f"system:serviceaccount:{SYSTEM}:quotient-scheduler"
+
+Obj = dict[str, Any]
+
+
+class Governed:
+    """A real cluster with the webhook registered."""
+
+    def __init__(self, real: RealCluster, webhook: RunningWebhook, authority: Authority) -> None:
+        self.real, self.webhook, self.authority = real, webhook, authority
+        self.cluster: ApiCluster = connect(str(real.kubeconfig))
+
+    def namespace(self) -> str:
+        """Make a namespace of its own for a test."""
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        self.cluster.create(NAMESPACES, {"metadata": {"name": name}})
+        return name
+
+    def create(self, made: Obj, namespace: str = "default", *, dry_run: bool = False) -> Obj:
+        """Create an object of any kind, and give it as it is stored."""
+        made = {**made, "metadata": {**made["metadata"], "namespace": namespace}}
+        version, plural = made["apiVersion"], made["kind"].lower() + "s"
+        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        query = {"dryRun": "All"} if dry_run else {}
+        try:
+            found: Obj = json.loads(self.cluster._call("POST", f"{base}/namespaces/{namespace}/{plural}", query, made))
+        except (ApiError, Unavailable) as refused:
+            raise Refusal(str(refused)) from None
+        return found
+
+    def raw(self, path: str, made: Obj, *flags: str) -> str:
+        """Send an object to a path of the API, and give what is said."""
+        return self.real.kubectl("create", "--raw", path, "-f-", *flags, stdin=json.dumps(made), check=False)
+
+
+class Refusal(Exception):  # noqa: N818
+    """What the API server says when it refuses."""
+
+
+@pytest.fixture(scope="module", params=["true", "false"], ids=["short", "long"])
+def governed(
+    request: pytest.FixtureRequest, shared_clusters: SharedClusters, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Governed]:
+    """The webhook as a process, the short path on or off, called by a real API server."""
+    request.getfixturevalue("real_cluster_possible")
+    real = shared_clusters.get(node=False)
+    authority = Authority(tmp_path_factory.mktemp("webhook") / "tls")
+    settings = ("vocabularies.hami=true", f"webhook.shortPath={request.param}")
+    with RunningWebhook(authority, real.kubeconfig, *settings) as webhook:
+        try:
+            register(real, CONFIGURATION, webhook.port, authority)
+            yield Governed(real, webhook, authority)
+        finally:
+            unregister(real)
+
+
+def plain() -> Obj:
+    return pod(container(limits={"cpu": "100m"}))
+
+
+def as_typed(amounts: dict[str, str]) -> dict[str, str]:
+    """Undo what a mutating webhook sees: people write 0.3."""
+    return {key: "0.3" if value == "300m" else value for key, value in amounts.items()}
+
+
+@pytest.mark.parametrize(("amounts", "rules", "expected", "follows"), WRITTEN_AS.values(), ids=WRITTEN_AS.keys())
+def test_every_vocabulary_is_stored_in_the_canonical_one(
+    governed: Governed, amounts: dict[str, str], rules: dict[str, Any], expected: tuple[str, str], follows: str | None
+) -> None:
+    """As the API server itself shows it."""
+    del rules
+    made = pod({"name": "c0", "image": "i", "resources": {"limits": as_typed(amounts)}})
+    stored = governed.create(made, dry_run=True)
+    limits = stored["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {CORE: expected[0], MEMORY: expected[1]}
+    assert stored["spec"]["containers"][0]["resources"]["requests"] == limits
+    assert note(stored, NAMES.memory_follows_core) == follows
+    assert stored["spec"]["schedulerName"] == "quotient-scheduler"
+
+
+@pytest.mark.parametrize(("wrong", "codes", "remedy"), WRONG.values(), ids=WRONG.keys())
+def test_every_mistake_is_refused_with_its_remedy(
+    governed: Governed, wrong: Obj, codes: list[str], remedy: str
+) -> None:
+    """By our words, not the API server's."""
+    del codes
+    with pytest.raises(Refusal) as refused:
+        governed.create(wrong, dry_run=True)
+    assert remedy in str(refused.value)
+    assert 'quotient.dev" denied the request: ' in str(refused.value)
+
+
+def test_programs_find_codes_and_fields(governed: Governed) -> None:
+    """The API server passes them on."""
+    made = pod(gpu(core="150"), nodeName="n")
+    with pytest.raises(ApiError) as refused:
+        governed.cluster.create(PODS, made, dry_run=True)
+    assert refused.value.code == 403
+    told = governed.raw("/api/v1/namespaces/default/pods?dryRun=All", made)
+    assert "neither a part of one GPU" in told
+
+
+@pytest.mark.parametrize(("kind", "version"), KINDS.items())
+def test_workloads_are_checked_when_they_are_applied(governed: Governed, kind: str, version: str) -> None:
+    """Every kind; right ones pass unchanged, parts of a card are made whole numbers."""
+    selector: Any = {"app": "x"} if kind == "ReplicationController" else {"matchLabels": {"app": "x"}}
+    extra: Obj = {
+        "CronJob": {"schedule": "* * * * *"},
+        "Job": {},
+        "StatefulSet": {"selector": selector, "serviceName": "s"},
+    }.get(kind, {"selector": selector})
+    policy: Obj = {"restartPolicy": "Never"} if kind in ("Job", "CronJob") else {}
+    with pytest.raises(Refusal, match="nor whole GPUs"):
+        governed.create(workload(pod(gpu(core="150"), **policy), kind, version, **extra), dry_run=True)
+    part = pod({"name": "c0", "image": "i", "resources": {"limits": {CARDS: "0.3"}}}, **policy)
+    stored = governed.create(workload(part, kind, version, **extra), dry_run=True)
+    spec = stored["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else stored["spec"]
+    template = spec["template"]
+    assert template["spec"]["containers"][0]["resources"]["limits"] == {CORE: "30", MEMORY: "1"}
+    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0"}
+    untouched = governed.create(workload(pod(container(), **policy), kind, version, **extra), dry_run=True)
+    assert "inspur.com" not in json.dumps(untouched)
+
+
+def test_a_deployment_makes_pods_that_are_admitted(governed: Governed) -> None:
+    """The whole way: template, ReplicaSet, pod."""
+    namespace = governed.namespace()
+    made = pod({"name": "c0", "image": "i", "resources": {"limits": {CARDS: "0.5"}}})
+    governed.create(workload(made, replicas=2, selector={"matchLabels": {"app": "x"}}), namespace)
+    eventually(lambda: len(governed.cluster.list(PODS, namespace).items) == 2, "the pods")
+    for each in governed.cluster.list(PODS, namespace).items:
+        assert each.spec.scheduler_name == "quotient-scheduler"
+        assert NAMES.limits in each.metadata.annotations
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS.keys())
+def test_applying_a_manifest_again_changes_nothing(governed: Governed, manifest: Obj) -> None:
+    """With kubectl, against what the API server really merges."""
+    namespace = governed.namespace()
+    typed = json.loads(json.dumps(manifest).replace('"300m"', '"0.3"').replace('"500m"', '"0.5"'))
+    typed["metadata"] |= {"namespace": namespace}
+    for each in typed["spec"]["containers"]:
+        each.get("resources", {}).pop("requests", None)
+    text = json.dumps(typed)
+    assert "created" in governed.real.kubectl("apply", "-f-", stdin=text)
+    before = governed.cluster.get(PODS, "p", namespace).metadata
+    told = governed.real.kubectl("apply", "-f-", stdin=text)
+    after = governed.cluster.get(PODS, "p", namespace).metadata
+    assert (after.uid, after.resource_version) == (before.uid, before.resource_version), told
+
+
+def test_annotations_that_are_quotients_stay_as_they_are(governed: Governed) -> None:
+    """For everybody but Quotient."""
+    namespace = governed.namespace()
+    governed.create(pod(gpu()), namespace)
+    annotate = ["annotate", "pod", "p", "-n", namespace, "--overwrite"]
+    for change, told in (
+        (f"{NAMES.placement}=x", "written by Quotient alone"),
+        (f"{NAMES.limits}=x", "written by Quotient alone"),
+        (f"{NAMES.limits}-", "written by Quotient alone"),
+        ("tencent.com/predicate-gpu-idx-0=1", "written by Quotient alone"),
+        (f"{NAMES.core_limit}=99", "charged and placed with '50'"),
+        (f"{NAMES.use_models}=A100", "charged and placed with no such annotation"),
+    ):
+        assert told in governed.real.kubectl(*annotate, change, check=False)
+    assert "annotated" in governed.real.kubectl(*annotate, "mine=1")
+    governed.real.kubectl(
+        "create",
+        "clusterrolebinding",
+        f"q-{namespace}",
+        "--clusterrole=edit",
+        f"--serviceaccount={SYSTEM}:quotient-scheduler",
+    )
+    assert "annotated" in governed.real.kubectl(*annotate, f"{NAMES.placement}=x", f"--as={SCHEDULER}")
+
+
+def binding(name: str, node: str = "nowhere", **notes: str) -> Obj:
+    metadata = {"name": name, "annotations": notes}
+    return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": node}}
+
+
+def test_only_schedulers_bind_gpu_pods(governed: Governed) -> None:
+    """By the pod's subresource and by the old way."""
+    namespace = governed.namespace()
+    governed.create(pod(gpu()), namespace)
+    other = plain()
+    other["metadata"]["name"] = "other"
+    governed.create({**other, "spec": {**other["spec"], "schedulerName": "nobody"}}, namespace)
+    base = f"/api/v1/namespaces/{namespace}"
+    for path in (f"{base}/pods/p/binding", f"{base}/bindings"):
+        assert "may not put a pod with GPUs on a node" in governed.raw(path, binding("p"))
+    assert "written by Quotient alone" in governed.raw(
+        f"{base}/pods/other/binding", binding("other", **{NAMES.placement: "{}"})
+    )
+    assert '"Success"' in governed.raw(f"{base}/pods/other/binding", binding("other"))
+    governed.real.kubectl(
+        "create", "clusterrole", f"binder-{namespace}", "--verb=create", "--resource=pods/binding,bindings"
+    )
+    governed.real.kubectl(
+        "create",
+        "clusterrolebinding",
+        f"binder-{namespace}",
+        f"--clusterrole=binder-{namespace}",
+        f"--serviceaccount={SYSTEM}:quotient-scheduler",
+    )
+    placed = binding("p", **{NAMES.placement: '{"v":1}'})
+    assert '"Success"' in governed.raw(f"{base}/pods/p/binding", placed, f"--as={SCHEDULER}")
+    assert governed.cluster.get(PODS, "p", namespace).metadata.annotations[NAMES.placement] == '{"v":1}'
+
+
+def test_debug_containers_see_no_gpu(governed: Governed) -> None:
+    """Added by kubectl itself."""
+    namespace = governed.namespace()
+    governed.create(pod(gpu()), namespace)
+    told = governed.real.kubectl(
+        "debug",
+        "p",
+        "-n",
+        namespace,
+        "--image=busybox",
+        "--env=NVIDIA_VISIBLE_DEVICES=all",
+        "--env=A=1",
+        "-c",
+        "dbg",
+        check=False,
+    )
+    shown = governed.real.kubectl("get", "pod", "p", "-n", namespace, "-ojson")
+    (added,) = json.loads(shown)["spec"]["ephemeralContainers"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in added["env"], told
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} not in added["env"]
+
+
+def test_mirror_pods_cannot_be_forged(governed: Governed) -> None:
+    """The API server lets anybody who names a node write the annotation."""
+    forged = pod(gpu(), annotations={"kubernetes.io/config.mirror": "x"}, nodeName="n1")
+    with pytest.raises(Refusal, match="only the kubelet of node n1"):
+        governed.create(forged, dry_run=True)
+
+
+def test_other_objects_never_reach_the_webhook(governed: Governed) -> None:
+    """Nor do those of our own namespace."""
+    before = counted(governed.webhook)
+    governed.create(plain(), dry_run=True)
+    governed.create(
+        pod(container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), hostIPC=True), dry_run=True
+    )
+    governed.create(
+        pod(container(), annotations={"inspur.com/use-gputype": "A100", "x": "predicate-node"}), dry_run=True
+    )
+    governed.create(workload(plain(), selector={"matchLabels": {"app": "x"}}), dry_run=True)
+    if SYSTEM not in governed.real.kubectl("get", "ns"):
+        governed.real.kubectl("create", "ns", SYSTEM)
+    governed.create(pod(gpu(core="150")), SYSTEM, dry_run=True)
+    assert counted(governed.webhook) == before
+    governed.create(pod(container(), annotations={NAMES.placement: "x"}), dry_run=True)
+    # The first call takes the annotation away, and then the second is not needed.
+    assert counted(governed.webhook) == before + 1
+
+
+def counted(webhook: RunningWebhook) -> float:
+    """Count the calls that reached a webhook."""
+    lines = webhook.ops("/metrics")[1].splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if line.startswith("quotient_admission_duration_seconds_count")
+    )
+
+
+def test_a_namespaces_quota_sets_its_policy(governed: Governed) -> None:
+    """Pools, bursting and mode, a moment after it is written; a broken one leaves the last good one in force."""
+    namespace = governed.namespace()
+
+    def write(text: str) -> None:
+        made = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "quota", "namespace": namespace, "labels": {NAMES.quota_label: "true"}},
+            "data": {"quota.yaml": text},
+        }
+        governed.real.kubectl("apply", "-f-", stdin=json.dumps(made))
+
+    def stored() -> Obj:
+        return governed.create(pod(gpu()), namespace, dry_run=True)
+
+    write("pools: [training]\ncoreLimit: {default: 80}")
+    eventually(lambda: "affinity" in stored()["spec"], "the pools")
+    assert note(stored(), NAMES.limits)["containers"]["c0"]["limitSource"] == "policy"
+    write("pools: [training\n")
+    eventually(lambda: "quotient_quotas_invalid 1.0" in governed.webhook.ops("/metrics")[1], "the mistake to be seen")
+    assert "affinity" in stored()["spec"]
+    write("mode: audit")
+    eventually(lambda: "affinity" not in stored()["spec"], "the new quota")
+    assert governed.create(pod(gpu(core="150")), namespace, dry_run=True)
+    governed.real.kubectl("delete", "configmap", "quota", "-n", namespace)
+
+
+def test_the_older_quota_sets_pools_too(governed: Governed) -> None:
+    """As gpu-admission had it, for all namespaces in one object."""
+    namespace = governed.namespace()
+    text = json.dumps({namespace: {"quota": {"A100": 4}, "pool": ["public"]}})
+    governed.real.kubectl("create", "configmap", "gpuquota", "-n", "kube-system", f"--from-literal=gpu_quota={text}")
+    try:
+        eventually(lambda: "affinity" in governed.create(pod(gpu()), namespace, dry_run=True)["spec"], "the pool")
+    finally:
+        governed.real.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system")
+
+
+def test_without_the_webhook_gpu_pods_are_refused_and_others_do_not_notice(governed: Governed) -> None:
+    """Fail closed, for those who speak of GPUs alone."""
+    namespace = governed.namespace()
+    governed.create(pod(gpu()), namespace)
+    governed.webhook.stop()
+    try:
+        with pytest.raises(Refusal, match="failed calling webhook"):
+            governed.create(pod(gpu(core="20")), dry_run=True)
+        with pytest.raises(Refusal, match="failed calling webhook"):
+            governed.create(workload(pod(gpu()), selector={"matchLabels": {"app": "x"}}), dry_run=True)
+        assert governed.create(plain(), dry_run=True)
+        assert governed.create(workload(plain(), selector={"matchLabels": {"app": "x"}}), dry_run=True)
+        assert "deleted" in governed.real.kubectl("delete", "pod", "p", "-n", namespace, "--grace-period=0", "--force")
+    finally:
+        governed.webhook.start()
+
+
+def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> None:
+    """Two replicas behind one address, replaced one after the other while pods are created."""
+    unregister(governed.real)
+    replicas = [RunningWebhook(governed.authority, governed.real.kubeconfig, "webhook.drainS=1") for _ in range(2)]
+    failures: list[str] = []
+    done: list[int] = []
+    going = True
+
+    def keep_creating(number: int) -> None:
+        made = pod(gpu())
+        made["metadata"]["name"] = f"p{number}"
+        while going:
+            try:
+                governed.cluster.create(PODS, made, dry_run=True)
+                done.append(1)
+            except ApiError as refused:
+                failures.append(str(refused))
+
+    for each in replicas:
+        each.start()
+    try:
+        with Service(*replicas) as service, ThreadPoolExecutor(4) as pool:
+            eventually(lambda: len(service._ready) == 2, "both replicas")
+            register(governed.real, CONFIGURATION, service.port, governed.authority)
+            try:
+                for number in range(4):
+                    pool.submit(keep_creating, number)
+                eventually(lambda: len(done) > 20, "the load")
+                for each in replicas:
+                    each.stop()
+                    each.start()
+                    eventually(lambda: len(service._ready) == 2, "the new replica")
+                governed.authority.issue()
+                before = len(done)
+                eventually(lambda: len(done) > before + 200, "more load, over the new certificate")
+            finally:
+                going = False
+    finally:
+        for each in replicas:
+            each.stop()
+        unregister(governed.real)
+        register(governed.real, CONFIGURATION, governed.webhook.port, governed.authority)
+    assert failures == []
+    assert len(done) > 200
