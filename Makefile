@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 NOT_FAST := kubernetes or node or long
 
-.PHONY: help run test test-fast test-long lint cluster cluster-down cluster-parts lock clean
+.PHONY: help run test test-fast test-long bench lint cluster cluster-down cluster-parts lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-long: $(READY) cluster-parts ## The full-size runs; results go to tests/res
 	$(PYTEST) -m long --results tests/results/long.json
 	@echo "== tests: the laws of the language, 5,000 examples each"
 	$(PYTEST) tests/vcuda --hypothesis-profile=long --results tests/results/laws.json
+
+bench: $(READY) cluster-parts ## Measure what the README claims, beside its yardsticks; results go to bench/results/
+	@$(BIN)/python -m bench.webhook
 
 lint: $(READY) ## ruff, mypy, import-linter, codespell
 	@echo "== lint"

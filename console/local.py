@@ -1,5 +1,6 @@
 """`quotient local`: Quotient on this machine, without a cluster and without GPUs."""
 
+import json
 import signal
 import threading
 import time
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.admission import Hook, Review
 from cluster.errors import AlreadyExists, ApiError
 from cluster.informer import Informer
 from cluster.memory import MemoryCluster
@@ -24,18 +27,23 @@ from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.document import DocumentError, parse_documents
 from vcuda.inventory import decode_inventory
-from vcuda.language import language
-from vcuda.names import Names, names_for
+from vcuda.names import Names
+from vcuda.pod import PodSpec
 from vcuda.request import Reading, read_pod
 from vcuda.vocabulary import Share
+from webhook.admission import Admission, answer
+from webhook.policies import NoPolicies
+from webhook.review import decode_review
+from webhook.service import rules_of
 
 SYNC_S = 10.0
 LOOK_EVERY_S = 1.0
 CATCH_UP_S = 0.01
 NOT_YET = (
-    "Pods are read here, not yet admitted, charged or placed: "
-    "the webhook, quotas, the scheduler and the node plugin are still to come."
+    "Pods are admitted here by the webhook's own code, not yet charged or placed: "
+    "quotas, the scheduler and the node plugin are still to come."
 )
+DENIED = " denied the request: "
 
 Seen = dict[Path, float]
 
@@ -62,11 +70,17 @@ class LocalRun:
     """An in-memory cluster with simulated nodes, and everything of Quotient that exists."""
 
     def __init__(self, configuration: Configuration, console: Console) -> None:
-        self._names = names_for(configuration.domain)
-        self._unit_mib = configuration.memory_unit_mib
-        self._language = language(self._names, self._unit_mib, configuration.vocabularies)
+        rules = rules_of(configuration)
+        self._names, self._unit_mib, self._language = rules.names, rules.language.unit_mib, rules.language
+        self._admission = Admission(rules, NoPolicies())
         self._console = console
         self._cluster = MemoryCluster()
+        self._cluster.hooks += [
+            Hook("mutate.quotient.dev", self._mutate, mutating=True, operations=("CREATE", "UPDATE")),
+            Hook("validate.quotient.dev", self._validate, operations=("CREATE", "UPDATE")),
+        ]
+        # How each container was written, before it was rewritten.
+        self._written: dict[str, dict[str, str]] = {}
         self._nodes: Informer[Node] = Informer(self._cluster, NODES)
         self._pods: Informer[Pod] = Informer(self._cluster, PODS)
         self._ending = threading.Event()
@@ -98,6 +112,16 @@ class LocalRun:
         """End the informers."""
         for informer in (self._nodes, self._pods):
             informer.stop()
+
+    def _mutate(self, asked: Review) -> Review:
+        request = decode_review(json.dumps(asked).encode())
+        answered: Review = json.loads(answer(request, self._admission.mutate(request)))
+        return answered
+
+    def _validate(self, asked: Review) -> Review:
+        request = decode_review(json.dumps(asked).encode())
+        answered: Review = json.loads(answer(request, self._admission.validate(request)))
+        return answered
 
     def _apply(self, files: tuple[Path, ...]) -> None:
         """Make the cluster's pods those of the files."""
@@ -142,9 +166,27 @@ class LocalRun:
                 metadata = {"namespace": "default", **metadata}
                 document = document | {"metadata": metadata}
                 self._make_namespace(metadata["namespace"])
-            self._cluster.create(PODS, document)
+            made = self._cluster.create(PODS, document)
+            self._remember(title(made), document)
         except ApiError as wrong:
+            self._tell(source, document, str(wrong))
+
+    def _remember(self, pod: str, document: dict[str, Any]) -> None:
+        """Note in which vocabulary each container of a pod was written."""
+        spec = msgspec.convert(document["spec"], PodSpec, strict=False)
+        request = read_pod(spec, document["metadata"].get("annotations") or {}, self._language).request
+        self._written[pod] = {each.name: each.vocabulary for each in request.containers}
+
+    def _tell(self, source: str, document: dict[str, Any], wrong: str) -> None:
+        """Say why a pod is not there: refused by Quotient, or not even a pod."""
+        _, denied, reasons = wrong.partition(DENIED)
+        if not denied:
             self._complain(f"{source}: {wrong}")
+            return
+        metadata = document["metadata"]
+        name = named(str(metadata.get("name", "")), str(metadata.get("namespace", "")))
+        told = f"[bold red]refused[/bold red] {escape(name)}: {escape(reasons)}"
+        self._console.print(told, highlight=False, soft_wrap=True)
 
     def _make_namespace(self, name: Any) -> None:  # noqa: ANN401 - whatever the file holds
         """Make the namespace a pod wants to be in; a manifest seldom brings its own."""
@@ -158,10 +200,6 @@ class LocalRun:
         readings = {title(pod): read_pod(pod.spec, pod.metadata.annotations, self._language) for pod in pods}
         self._console.print(self._node_table())
         self._console.print(self._pod_table(readings))
-        for pod, reading in readings.items():
-            for reason in reading.reasons:
-                told = f"[bold red]wrong[/bold red] {escape(pod)}: {escape(str(reason))}"
-                self._console.print(told, highlight=False, soft_wrap=True)
         self._console.print(f"[dim]{NOT_YET}[/dim]")
 
     def _catch_up(self) -> None:
@@ -182,7 +220,7 @@ class LocalRun:
 
     def _pod_table(self, readings: dict[str, Reading]) -> Table:
         columns = ("pod", "container", "written in", "cores", "memory", "pod in all")
-        table = Table(*columns, title="Pods, as Quotient reads them", title_justify="left", box=SIMPLE_HEAD)
+        table = Table(*columns, title="Pods, as Quotient admits them", title_justify="left", box=SIMPLE_HEAD)
         for pod, reading in readings.items():
             cores, units = reading.request.resources()
             for first, each in enumerate(reading.request.containers):
@@ -190,7 +228,7 @@ class LocalRun:
                 table.add_row(
                     "" if first else pod,
                     escape(each.name + role),
-                    each.vocabulary,
+                    self._written.get(pod, {}).get(each.name, each.vocabulary),
                     str(each.share.cores),
                     self._memory(each.share),
                     "" if first else f"{cores} + {units}",
@@ -201,14 +239,18 @@ class LocalRun:
 
     def _memory(self, share: Share) -> str:
         if share.cards:
-            least = f", at least {share.memory_units * self._unit_mib} MiB" if share.memory_units else ""
+            least = f", at least {share.memory_units * self._unit_mib} MiB" if share.memory_units > share.cards else ""
             return f"all of {share.cards} card{'s' if share.cards > 1 else ''}{least}"
         return "follows the cores" if share.follows else f"{share.memory_units * self._unit_mib} MiB"
 
 
 def title(pod: Pod) -> str:
     """Name a pod, with its namespace unless that is the usual one."""
-    name, namespace = pod.metadata.name, pod.metadata.namespace
+    return named(pod.metadata.name, pod.metadata.namespace)
+
+
+def named(name: str, namespace: str) -> str:
+    """Put a name and a namespace together."""
     return name if namespace == "default" else f"{namespace}/{name}"
 
 

@@ -25,6 +25,8 @@ from webhook.workloads import KINDS
 
 # The decoder's own words, which name a place in the review.
 WHERE = re.compile(r"^(?P<message>.*?)(?: - at `(?:key in )?`?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+# What it begins with: the object, or a template in it.
+ROOT = re.compile(r"^(?:request\.)?object(?P<root>\S*) is not a \w+: ")
 EVERYWHERE = ""
 
 
@@ -151,11 +153,13 @@ def invalid(told: str) -> Reason:
     """Say that a document is not shaped as its kind is."""
     found = WHERE.match(told)
     message, path = (found["message"], found["path"] or "") if found else (told, "")
+    root = ROOT.match(message)
+    field = f"{root['root'] if root else ''}{path}".lstrip(".")
     return Reason(
         code=Code.OBJECT_INVALID,
-        field=path.lstrip(".") or "object",
+        field=field or "object",
         value="",
-        message=message.removeprefix("request.object ").rstrip(" -"),
+        message=message[root.end() :] if root else message,
         remedy="write the field as the Kubernetes API has it",
     )
 

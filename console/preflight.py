@@ -62,19 +62,20 @@ def within(document: dict[str, Any], steps: tuple[str, ...]) -> dict[str, Any]:
 def texts(values: dict[str, Any], steps: tuple[str | int, ...]) -> Iterator[Found]:
     """Find values that are no text where only text is taken."""
     for key, value in values.items():
-        if not isinstance(value, str) and value is not None:
+        if isinstance(value, (bool, int, float)):
             yield no_text(f"{dotted(steps)}[{key}]", value, (*steps, key))
 
 
 def environments(containers: Any, steps: tuple[str | int, ...]) -> Iterator[Found]:  # noqa: ANN401 - whatever a file holds
-    """Find environment variables whose value is no text."""
+    """Find environment variables whose name or value is no text: YAML takes ON for a truth value."""
     for index, container in enumerate(containers if isinstance(containers, list) else ()):
         variables = container.get("env") if isinstance(container, dict) else None
         for number, variable in enumerate(variables if isinstance(variables, list) else ()):
-            value = variable.get("value") if isinstance(variable, dict) else None
-            if value is not None and not isinstance(value, str):
-                place = (*steps, index, "env", number, "value")
-                yield no_text(dotted(place), value, place)
+            for field in ("name", "value"):
+                value = variable.get(field) if isinstance(variable, dict) else None
+                if isinstance(value, (bool, int, float)):
+                    place = (*steps, index, "env", number, field)
+                    yield no_text(dotted(place), value, place)
 
 
 def dotted(steps: tuple[str | int, ...]) -> str:

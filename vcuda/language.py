@@ -19,9 +19,8 @@ class Language(Struct, frozen=True, eq=False, kw_only=True):
     by_key: dict[str, Vocabulary]
     # The names under every domain whose annotations count, the canonical one first.
     all_names: tuple[Names, ...]
-    # The annotations by which a pod's author wishes: each kind of wish under every domain, and all of them.
-    wish_kinds: tuple[tuple[str, ...], ...]
-    wishes: frozenset[str]
+    # The annotations by which a pod's author wishes, under every domain, in the order of precedence.
+    wishes: dict[str, int]
     # An ancestor's annotations, and what they are called here.
     renamed: dict[str, str]
     # How sizes were read before; see `vcuda.request.read_container`, which alone uses it.
@@ -41,8 +40,7 @@ def language(
         vocabularies=spoken,
         by_key={key: vocabulary for vocabulary in spoken for key in vocabulary.keys},
         all_names=all_names,
-        wish_kinds=tuple(zip(*map(wish_keys, all_names), strict=True)),
-        wishes=frozenset(key for each in all_names for key in wish_keys(each)),
+        wishes={key: place for place, key in enumerate(key for each in all_names for key in wish_keys(each))},
         renamed={
             key: canonical
             for each in all_names[1:]

@@ -36,17 +36,18 @@ def annotation_at(key: str) -> str:
 
 def read_wishes(annotations: Mapping[str, str], spoken: Language) -> tuple[Wishes, list[Reason]]:
     """Read the annotations of a pod; all mistakes come back at once."""
-    if annotations.keys().isdisjoint(spoken.wishes):
+    written = [each for each in annotations.items() if each[0] in spoken.wishes]
+    if not written:
         return NOTHING, []
     reasons: list[Reason] = []
-    found: list[tuple[str, str] | None] = []
-    for keys in spoken.wish_kinds:
-        if annotations.keys().isdisjoint(keys):
-            found.append(None)
-            continue
-        written = [(key, annotations[key]) for key in keys if key in annotations]
-        reasons += differing(written)
-        found.append(written[0])
+    found: list[tuple[str, str] | None] = [None, None, None]
+    for each in sorted(written, key=lambda each: spoken.wishes[each[0]]) if len(written) > 1 else written:
+        kind = spoken.wishes[each[0]] % len(found)
+        first = found[kind]
+        if first is None:
+            found[kind] = each
+        elif each[1].strip() != first[1].strip():
+            reasons.append(differing(each, first))
     limit, use, avoid = found
     core_limit = read_core_limit(*limit, reasons.append) if limit else None
     models = read_models(*use, reasons.append) if use else ()
@@ -64,20 +65,15 @@ def read_wishes(annotations: Mapping[str, str], spoken: Language) -> tuple[Wishe
     return Wishes(core_limit, models, avoided), reasons
 
 
-def differing(written: list[tuple[str, str]]) -> list[Reason]:
+def differing(this: tuple[str, str], other: tuple[str, str]) -> Reason:
     """Say that the same wish stands under two domains with two values."""
-    first, *others = written
-    return [
-        Reason(
-            code=Code.VOCABULARIES_MIXED,
-            field=annotation_at(key),
-            value=shown(text),
-            message=f"contradicts {first[0]}: {shown(first[1])!r}",
-            remedy=f"remove {key}, or {first[0]}",
-        )
-        for key, text in others
-        if text.strip() != first[1].strip()
-    ]
+    return Reason(
+        code=Code.VOCABULARIES_MIXED,
+        field=annotation_at(this[0]),
+        value=shown(this[1]),
+        message=f"contradicts {other[0]}: {shown(other[1])!r}",
+        remedy=f"remove {this[0]}, or {other[0]}",
+    )
 
 
 def read_core_limit(key: str, text: str, wrong: Callable[[Reason], None]) -> int | None:
@@ -103,6 +99,17 @@ def core_limit_invalid(key: str, text: str, least: int) -> Reason:
 
 def read_models(key: str, text: str, wrong: Callable[[Reason], None]) -> tuple[str, ...]:
     """Read a list of models, separated by commas; an empty list says nothing."""
+    if text.count(",") >= MAX_MODELS:
+        wrong(
+            Reason(
+                code=Code.MODEL_INVALID,
+                field=annotation_at(key),
+                value=shown(text),
+                message=f"more than {MAX_MODELS} models",
+                remedy="name families, such as A100, instead of their products",
+            )
+        )
+        return ()
     models, unknown = models_in(text)
     for word in unknown:
         wrong(
@@ -122,7 +129,7 @@ def models_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Split a list into models and what names none."""
     models: dict[str, None] = {}
     unknown: list[str] = []
-    for word in filter(None, map(str.strip, text.split(",", MAX_MODELS)[:MAX_MODELS])):
+    for word in filter(None, map(str.strip, text.split(","))):
         try:
             models[parse_model(word).name] = None
         except ValueError:

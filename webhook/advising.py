@@ -15,42 +15,33 @@ LITTLE_MIB = 512
 MUCH_MIB = 512 * 1024
 
 
-def advice(pod: Pod, asked: Asked, rules: Rules) -> Iterator[str]:
+def advice(pod: Pod, asked: Asked, rules: Rules) -> list[str]:
     """Say what an author of such a pod should know."""
     if not asked.request.is_gpu:
-        return
-    for each in asked.request.containers:
-        yield from about_memory(each, rules)
-    fractions = [each for each in asked.request.containers if not each.share.cards]
-    if asked.wishes.core_limit is not None and not fractions:
-        yield f"metadata.annotations[{rules.names.core_limit}] has no effect: whole cards are used without limit"
+        return []
+    told = [about_memory(each, rules) for each in asked.request.containers]
+    if asked.wishes.core_limit is not None and all(each.share.cards for each in asked.request.containers):
+        told.append(f"metadata.annotations[{rules.names.core_limit}] has no effect: whole cards are used without limit")
     for place, container in containers_of(pod.spec):
         if container.security_context is not None and container.security_context.privileged:
-            yield f"{dotted(place)} is privileged: it sees every GPU of its node, and no limit holds for it"
+            told.append(f"{dotted(place)} is privileged: it sees every GPU of its node, and no limit holds for it")
     if pod.spec.resource_claims:
-        yield "spec.resourceClaims: GPUs that come with a claim count in no quota of Quotient's"
+        told.append("spec.resourceClaims: GPUs that come with a claim count in no quota of Quotient's")
+    return [each for each in told if each]
 
 
-def about_memory(each: ContainerRequest, rules: Rules) -> Iterator[str]:
-    """Say what is odd about an amount of memory."""
+def about_memory(each: ContainerRequest, rules: Rules) -> str:
+    """Say what is odd about an amount of memory, if anything is."""
     unit, share = rules.language.unit_mib, each.share
     asked_mib = share.memory_units * unit
-    name = f"container {shown(each.name)}"
     if share.cards:
-        if share.memory_units > share.cards:
-            yield (
-                f"{name}: whole cards come with all of their memory; {asked_mib} MiB is only the least they must have"
-            )
-        return
-    if not share.follows and asked_mib < LITTLE_MIB:
-        yield (
-            f"{name}: {asked_mib} MiB of GPU memory is less than CUDA itself takes; "
-            f"1 of {rules.names.memory} is {unit} MiB"
-        )
-    if asked_mib > MUCH_MIB:
-        yield (
-            f"{name}: {asked_mib} MiB of GPU memory is more than any card has; 1 of {rules.names.memory} is {unit} MiB"
-        )
+        odd = f"whole cards come with all of their memory; {asked_mib} MiB is only the least they must have"
+        return f"container {shown(each.name)}: {odd}" if share.memory_units > share.cards else ""
+    if share.follows or LITTLE_MIB <= asked_mib <= MUCH_MIB:
+        return ""
+    than = "less than CUDA itself takes" if asked_mib < LITTLE_MIB else "more than any card has"
+    counted = f"1 of {rules.names.memory} is {unit} MiB"
+    return f"container {shown(each.name)}: {asked_mib} MiB of GPU memory is {than}; {counted}"
 
 
 def misplaced(metadata: Metadata, rules: Rules, where: str) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Metrics:
         )
         # Guards all that is counted: the event loop counts, and so do Flask's threads.
         self._lock = threading.Lock()
-        self._decisions: Counter[tuple[str, str, str, str]] = Counter()
+        self._decisions: dict[tuple[str, str, str, str], int] = {}
         self._reasons: Counter[str] = Counter()
         self._failures: Counter[tuple[str, str]] = Counter()
         self._durations = {"mutate": Durations(), "validate": Durations()}
@@ -76,8 +76,9 @@ class Metrics:
         """Count a decision."""
         kind = request.kind.kind if request.kind.kind in KINDS else OTHER
         operation = request.operation if request.operation in OPERATIONS else OTHER
+        key = (route, kind, operation, verdict(outcome))
         with self._lock:
-            self._decisions[route, kind, operation, verdict(outcome)] += 1
+            self._decisions[key] = self._decisions.get(key, 0) + 1
             self._durations[route].add(took_s)
             for reason in outcome.audited.reasons or outcome.decision.reasons:
                 self._reasons[reason.code] += 1

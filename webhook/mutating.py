@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vcuda.decision import shown
-from vcuda.limits import agreed, encode_limits
+from vcuda.limits import agreed
 from vcuda.names import ANCESTOR_POOL_LABELS, MIRROR, SCHEDULER, Names
 from vcuda.pod import Resources
 from vcuda.policy import Policy
@@ -104,10 +104,9 @@ def is_count(written: str | float, wanted: str) -> bool:
 def rewrite_annotations(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
     """Write what each container may use, and the author's wishes under the canonical names."""
     names, noted = rules.names, pod.metadata.noted
-    limits = encode_limits(asked.limits)
-    if noted.get(names.limits, limits) != limits:
+    if noted.get(names.limits, asked.written) != asked.written:
         draft.warn(f"{draft.path}metadata.annotations[{names.limits}] is computed by Quotient: yours was replaced")
-    draft.annotate(names.limits, limits)
+    draft.annotate(names.limits, asked.written)
     rename_wishes(pod, rules, draft)
     if asked.wishes.core_limit is None:
         limit = agreed(asked.limits)

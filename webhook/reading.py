@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from vcuda.decision import Reason
-from vcuda.limits import Limits, decode_limits, limits_of, ours
+from vcuda.limits import VERSION, Limits, agreed, decode_limits, encode_limits, limits_of, ours
 from vcuda.policy import Policy
 from vcuda.request import PodRequest, read_pod
 from vcuda.vocabulary import WHOLE
@@ -13,11 +13,12 @@ from webhook.rules import Rules
 
 
 class Asked(Struct, frozen=True):
-    """A pod as read. Where there are reasons, the rest is only as much as could be read."""
+    """A pod as read, and the annotation that says so. Where there are reasons, it is only what could be read."""
 
     request: PodRequest
     wishes: Wishes
     limits: Limits
+    written: str
     reasons: tuple[Reason, ...]
 
     @property
@@ -26,21 +27,41 @@ class Asked(Struct, frozen=True):
         return self.request.is_gpu or bool(self.reasons)
 
 
+NOTHING = Asked(PodRequest(), Wishes(), Limits(v=VERSION, models=(), containers={}), "", ())
+
+
 def read(pod: Pod, rules: Rules, policy: Policy) -> Asked:
     """Read a pod, and compute what its containers may use."""
     names, spoken = rules.names, rules.language
     annotations = pod.metadata.noted
     reading = read_pod(pod.spec, annotations, spoken)
-    if not reading.request.is_gpu and not reading.reasons:
-        # Its annotations may be anything: they are nobody's business here.
-        return Asked(reading.request, Wishes(), limits_of(reading.request, Wishes(), policy.core_limit, 1), ())
-    injected = annotations.get(names.core_limit)
-    if injected is not None and (before := decode_limits(annotations.get(names.limits, ""))) and ours(before, injected):
-        annotations = {key: value for key, value in annotations.items() if key != names.core_limit}
+    request = reading.request
+    if not request.is_gpu and not reading.reasons:
+        return NOTHING  # Its annotations may be anything: they are nobody's business here.
     wishes, wrong = read_wishes(annotations, spoken)
-    reasons = [*reading.reasons, *wrong, *check_burst(reading.request, wishes, policy, rules, annotations)]
-    limits = limits_of(reading.request, wishes, policy.core_limit, spoken.unit_mib)
-    return Asked(reading.request, wishes, limits, tuple(reasons))
+    present = annotations.get(names.limits)
+    if wishes.core_limit is None or present is None:
+        limits = limits_of(request, wishes, policy.core_limit, spoken.unit_mib)
+        written = encode_limits(limits)
+    else:
+        # The limit may be one that we injected ourselves in an earlier call: then nobody wished for it.
+        unasked = Wishes(None, wishes.models, wishes.avoided)
+        limits = limits_of(request, unasked, policy.core_limit, spoken.unit_mib)
+        written = encode_limits(limits)
+        is_default = present == written and agreed(limits) == wishes.core_limit
+        if is_default or is_injected(present, annotations.get(names.core_limit)):
+            wishes = unasked
+        else:
+            limits = limits_of(request, wishes, policy.core_limit, spoken.unit_mib)
+            written = encode_limits(limits)
+    reasons = [*reading.reasons, *wrong, *check_burst(request, wishes, policy, rules, annotations)]
+    return Asked(request, wishes, limits, written, tuple(reasons))
+
+
+def is_injected(present: str, core_limit: str | None) -> bool:
+    """Tell whether a core limit came with these limits, for a pod that has changed since."""
+    before = decode_limits(present)
+    return before is not None and core_limit is not None and ours(before, core_limit)
 
 
 def check_burst(

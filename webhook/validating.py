@@ -31,7 +31,7 @@ def check_created(pod: Pod, asked: Asked, rules: Rules, policy: Policy, user: Us
     reasons = wrong_with(pod, asked, rules, policy)
     if not reasons:
         reasons = not_rewritten(pod, asked, rules, policy)
-    return Decision(tuple(reasons), tuple(advice(pod, asked, rules)) if not reasons else ())
+    return Decision(tuple(reasons)) if reasons else Decision(warnings=tuple(advice(pod, asked, rules)))
 
 
 def wrong_with(pod: Pod, asked: Asked, rules: Rules, policy: Policy, path: str = "") -> list[Reason]:

@@ -17,6 +17,7 @@ from tests.cluster.binaries import BuildError, cache_dir, kubernetes, locked, sa
 from tests.cluster.debian import programs
 from tests.cluster.keeper import ROOT
 from tests.cluster.pods import run_to_end
+from tests.cluster.quotient import install
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
 
 END_S = 30.0
@@ -33,10 +34,12 @@ def up(state: Path) -> None:
     say(f"ready after {time.monotonic() - began:.0f} s; running a pod")
     try:
         log = run_to_end(cluster, "hello", "echo hello from a pod on $(cat /etc/hostname)")
+        install(cluster)
     except BaseException:
         cluster.stop()
         raise
     say(f"the pod said {log.strip()!r} after {time.monotonic() - began:.0f} s")
+    say("Quotient's webhook is called for every pod with GPUs: try `quotient admit`, then `kubectl apply`")
     say(f"use it with: export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}")
     say(f"kubectl is {cluster.layout.kubernetes}/kubectl")
 

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.binaries import BuildError, cache_dir, locked, say
@@ -17,13 +18,13 @@ PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", 
 MARK = ".complete-1"
 
 
-def programs() -> Path:
+def programs(packages: Sequence[str] = PACKAGES, purpose: str = "") -> Path:
     """Give a folder that holds what the packages hold, laid out as on a Debian system."""
-    folder = cache_dir() / "debian" / f"{codename()}-{platform.machine()}"
+    folder = cache_dir() / "debian" / f"{codename()}-{platform.machine()}{purpose}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / ".lock"):
         if not (folder / MARK).exists():
-            fetch(folder)
+            fetch(folder, packages)
             (folder / MARK).touch()
     return folder
 
@@ -34,13 +35,13 @@ def codename() -> str:
     return release.get("VERSION_CODENAME") or release.get("ID", "linux")
 
 
-def fetch(folder: Path) -> None:
-    """Download and unpack the packages."""
+def fetch(folder: Path, packages: Sequence[str]) -> None:
+    """Download and unpack packages."""
     if shutil.which("apt-get") is None:
-        raise BuildError(f"no apt-get here: unpack {', '.join(PACKAGES)} into {folder} and create {folder / MARK}")
-    say(f"fetching {', '.join(PACKAGES)} into {folder}; once per machine")
+        raise BuildError(f"no apt-get here: unpack {', '.join(packages)} into {folder} and create {folder / MARK}")
+    say(f"fetching {', '.join(packages)} into {folder}; once per machine")
     with tempfile.TemporaryDirectory(prefix="quotient-debian-") as scratch:
-        download = ["apt-get", "download", *PACKAGES]
+        download = ["apt-get", "download", *packages]
         if subprocess.run(download, cwd=scratch, capture_output=True, check=False).returncode:
             run("apt-get", "update")
             run(*download, cwd=scratch)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.cluster import cgroups, layout
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = layout.ROOT
 HERE = "/proc/self/ns/net"
 
 

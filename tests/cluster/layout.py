@@ -6,11 +6,14 @@ in each, and two of them never meet.
 
 import json
 import secrets
+import sys
 from pathlib import Path
 from typing import Any
 
 import trustme
 from msgspec import Struct
+
+ROOT = Path(__file__).resolve().parents[2]
 
 NODE_ADDRESS = "10.88.0.1"
 POD_NETWORK = "10.88.0.0/16"
@@ -30,11 +33,14 @@ IDENTITIES = {
     "controller-manager": ("system:kube-controller-manager", ""),
     "scheduler": ("system:kube-scheduler", ""),
     "node": (f"system:node:{NODE_NAME}", "system:nodes"),
+    "quotient": ("system:serviceaccount:quotient-system:quotient-webhook", "system:masters"),
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver")
 CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 NODE = ("containerd", "kubelet")
+WEBHOOK = "quotient-webhook"
+WEBHOOK_PORT = 8443
 
 
 class Layout(Struct, frozen=True):
@@ -251,4 +257,18 @@ def programs(layout: Layout) -> dict[str, Program]:
             ],
             libraries,
         ),
+        WEBHOOK: quotient(layout),
     }
+
+
+def quotient(layout: Layout) -> Program:
+    """Write the command line of Quotient's webhook, from this checkout."""
+    settings = (
+        f"cluster.kubeconfig={layout.state}/quotient.kubeconfig",
+        f"webhook.certificates={layout.state}/quotient",
+        "webhook.address=127.0.0.1",
+        f"webhook.port={WEBHOOK_PORT}",
+        "webhook.serverName=127.0.0.1",
+    )
+    flags = [part for setting in settings for part in ("--set", setting)]
+    return Program([sys.executable, "-m", "console.main", *flags, "webhook"], {"PYTHONPATH": str(ROOT)})

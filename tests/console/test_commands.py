@@ -29,7 +29,7 @@ def test_help_names_every_command_and_where_to_begin() -> None:
     done = run("--help")
     assert done.exit_code == 0
     assert "quotient local" in done.output
-    assert sorted(main.commands) == ["config", "local", "webhook"]
+    assert sorted(main.commands) == ["admit", "config", "lint", "local", "webhook"]
     for command in main.commands.values():
         assert command.help, f"{command.name} has no help"
 
@@ -72,7 +72,7 @@ def test_local_shows_samples_in_every_way_of_asking() -> None:
         assert word in done.output
     assert "samples:" not in done.output, "every sample is taken"
     wrong = " ".join(done.output.split())
-    assert "wrong one-and-a-half: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '150'" in wrong
+    assert "refused one-and-a-half: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '150'" in wrong
     assert "ask for 100 or 200" in wrong
 
 
@@ -111,13 +111,15 @@ def test_local_shows_what_users_write_as_they_wrote_it(tmp_path: Path) -> None:
     """Brackets are not taken for markup, and two pods of one name in two namespaces are two."""
     file = tmp_path / "pods.yaml"
     odd = json.loads(manifest("p", **{"inspur.com/vcuda-core": 150}))
-    odd["spec"]["containers"].append({"name": "[bold]", "resources": {"limits": {"nano-gpu/gpu-percent": 5}}})
-    odd["metadata"] |= {"namespace": "team", "finalizers": ["quotient.dev/test"]}
+    odd["metadata"] |= {"namespace": "team"}
+    right = json.loads(manifest("p", **{"inspur.com/vcuda-core": 100}))
+    right["spec"]["containers"].append({"name": "[bold]", "resources": {"limits": {"nano-gpu/gpu-percent": 5}}})
+    right["metadata"] |= {"finalizers": ["quotient.dev/test"]}
     broken = manifest("q", **{"inspur.com/vcuda-core": "[/red]"})
-    file.write_text("\n---\n".join((json.dumps(odd), manifest("p", **{"inspur.com/vcuda-core": 100}), broken)))
+    file.write_text("\n---\n".join((json.dumps(odd), json.dumps(right), broken)))
     done = run("local", "--once", str(file))
     assert done.exit_code == 0, done.output
-    assert "wrong team/p: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '150'" in done.output
+    assert "refused team/p: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '150'" in done.output
     assert "spec.containers[0].resources.limits[inspur.com/vcuda-core]: '[/red]'" in done.output
     assert "[bold]" in done.output
     assert "all of 1 card" in done.output
@@ -171,4 +173,7 @@ def test_codes_are_stable() -> None:
         "QuotaExceeded",
         "ModelNotGranted",
         "PoolNotGranted",
+        "TextExpected",
+        "ApiVersionGone",
+        "ObjectInvalid",
     }

@@ -16,6 +16,7 @@ import trustme
 
 from settings.configuration import Configuration
 from tests.cluster.keeper import ROOT
+from tests.cluster.quotient import is_called
 from tests.cluster.real import RealCluster
 from tests.waiting import eventually
 from webhook.registration import registration
@@ -173,22 +174,7 @@ def register(real: RealCluster, configuration: Configuration, port: int, authori
     target = f"https://{real.expose(port)}"
     for each in registration(rules_of(configuration), target, authority.ca.cert_pem.bytes()):
         real.kubectl("apply", "-f-", stdin=json.dumps(each))
-    probe = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "probe", "namespace": "default"},
-        "spec": {
-            "containers": [
-                {"name": "c", "image": "i", "resources": {"limits": {f"{configuration.domain}/vcuda-core": "150"}}}
-            ]
-        },
-    }
-
-    def refused() -> bool:
-        done = real.kubectl("create", "--dry-run=server", "-f-", stdin=json.dumps(probe), check=False)
-        return "CoreInvalid" in done or "neither a part of one GPU" in done
-
-    eventually(refused, "the webhook to be called")
+    eventually(lambda: is_called(real, configuration.domain), "the webhook to be called")
 
 
 def unregister(real: RealCluster) -> None:

@@ -1,0 +1,163 @@
+"""Quotas: strictly read in both forms, and charged to every line that matches."""
+
+import pytest
+
+from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.decision import Code
+from vcuda.model import parse_model
+from vcuda.policy import Burst, Mode, Policy, joined
+from vcuda.quota import Quota, QuotaError, charge, fit, parse_legacy, parse_quota
+from vcuda.wishes import Wishes
+
+WHOLE = """
+types:
+  A100: {cores: 400, memory: 160Gi}
+  A100-SXM4-80GB: {cores: 100}
+  "*":  {cores: 500, pods: 20}
+unlisted: deny
+pools: [training, public]
+untyped: float
+coreLimit: {default: 90, max: 95}
+mode: audit
+"""
+
+
+def test_every_field_is_read() -> None:
+    """As the documentation has them."""
+    quota = parse_quota(WHOLE, "team/quota")
+    assert quota.types == {
+        "A100": {CORES: 400, MEMORY: 163840},
+        "A100-SXM4-80GB": {CORES: 100},
+        "*": {CORES: 500, PODS: 20},
+    }
+    assert quota.unlisted == "deny"
+    assert quota.policy == Policy(("training", "public"), Burst(90, 95), Mode.AUDIT)
+
+
+def test_what_is_left_out_has_a_meaning() -> None:
+    """No pools are all pools, no mode is the cluster's, and with "*" alone every model is granted."""
+    assert parse_quota("types: {T4: {cores: 1}}", "q") == Quota("q", {"T4": {CORES: 1}})
+    over_all = parse_quota('types: {"*": {cores: 1}}', "q")
+    assert over_all.unlisted == "allow"
+    assert over_all.policy == Policy()
+    assert parse_quota("pools: []", "q").policy.pools is None
+    assert parse_quota("types: {T4: {memory: 10}}", "q").types["T4"] == {MEMORY: 2560}
+    assert parse_quota("types: {T4: {memory: 1500000000}}", "q").types["T4"] == {MEMORY: 1430}
+
+
+WRONG = {
+    "no mapping": ("[]", "quota"),
+    "a slip of the pen": ("type: {}", "type: type: there is no such field"),
+    "the same twice": ("pools: [a]\npools: [b]", "a second time"),
+    "a negative ceiling": ("types: {T4: {cores: -1}}", "types.T4.cores: -1"),
+    "cores that are no number": ("types: {T4: {cores: many}}", "types.T4.cores: many"),
+    "half a core": ("types: {T4: {cores: 0.5}}", "types.T4.cores: 0.5"),
+    "a truth value": ("types: {T4: {pods: true}}", "types.T4.pods: true"),
+    "memory that is none": ("types: {T4: {memory: 1X}}", "types.T4.memory: 1X"),
+    "negative memory": ("types: {T4: {memory: -1Gi}}", "types.T4.memory: -1Gi"),
+    "another dimension": ("types: {T4: {gpus: 1}}", "types.T4.gpus"),
+    "a line without ceilings": ("types: {T4: 4}", "types.T4: 4: write its ceilings"),
+    "a model that is none": ("types: {nvidia: {cores: 1}}", "types.nvidia: nvidia"),
+    "an unknown word": ("unlisted: maybe", "unlisted: maybe: write one of deny, allow"),
+    "an unknown mode": ("mode: off-ish", "mode: off-ish: write one of enforce, audit"),
+    "pools that are no list": ("pools: training", "pools: training: write a list"),
+    "a limit above a card": ("coreLimit: {max: 101}", "coreLimit"),
+    "an unknown default": ("coreLimit: {default: burst}", "coreLimit"),
+    "no YAML": ("a: {", "line 1"),
+    "two documents": ("pools: [a]\n---\npools: [b]", "2 documents"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), WRONG.values(), ids=WRONG.keys())
+def test_a_quota_that_cannot_be_meant_is_refused_with_its_path(text: str, told: str) -> None:
+    """A mistake must not be an unlimited quota."""
+    with pytest.raises(QuotaError) as wrong:
+        parse_quota(text, "team/quota")
+    assert told in str(wrong.value)
+    assert all(mistake.startswith("team/quota: ") for mistake in wrong.value.mistakes)
+
+
+def test_all_mistakes_of_a_quota_come_at_once() -> None:
+    """As for pods."""
+    with pytest.raises(QuotaError) as wrong:
+        parse_quota("types: {T4: {cores: x, memory: y}}\nmode: z\nother: 1", "q")
+    assert len(wrong.value.mistakes) == 4
+
+
+def test_the_older_form_is_read_for_all_namespaces() -> None:
+    """Whole GPUs; a model that is not named is not granted."""
+    quotas = parse_legacy(
+        '{"a": {"quota": {"M40": 4}, "pool": ["public"]}, "b": {"quota": {}}}', "kube-system/gpuquota"
+    )
+    assert quotas["a"].types == {"M40": {CORES: 400}}
+    assert quotas["a"].policy.pools == ("public",)
+    assert not quotas["a"].grants(parse_model("P100"))
+    assert not quotas["b"].grants(parse_model("M40"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"a": 1}', '{"a": {"quota": {"M40": 1.5}}}', '{"a": {"quotas": {}}}', '{"a": {"pool": 1}}']
+)
+def test_the_older_form_is_read_strictly_too(text: str) -> None:
+    """It was not, by those who invented it."""
+    with pytest.raises(QuotaError):
+        parse_legacy(text, "q")
+
+
+def test_every_line_that_matches_is_charged() -> None:
+    """Product, family, and the line over all types; in the dimensions that each has."""
+    quota = parse_quota(WHOLE, "q")
+    demand = Amounts({CORES: 50, MEMORY: 7680, PODS: 1})
+    assert charge([quota], parse_model("A100-SXM4-80GB"), demand) == Amounts(
+        {
+            ("q", "A100", CORES): 50,
+            ("q", "A100", MEMORY): 7680,
+            ("q", "A100-SXM4-80GB", CORES): 50,
+            ("q", "*", CORES): 50,
+            ("q", "*", PODS): 1,
+        }
+    )
+
+
+def test_a_pod_fits_on_the_first_model_that_has_room() -> None:
+    """Several quotas all apply."""
+    one, other = (
+        parse_quota("types: {A100: {cores: 100}, T4: {cores: 100}}", "one"),
+        parse_quota("types: {'*': {pods: 2}}", "two"),
+    )
+    used = Amounts()
+    demand = Amounts({CORES: 60, PODS: 1})
+    for model in ("A100", "T4"):
+        charged, reasons = fit([one, other], used, demand, Wishes())
+        assert reasons == []
+        assert charged[("one", model, CORES)] == 60
+        used += charged
+    _, reasons = fit([one, other], used, demand, Wishes())
+    assert {reason.code for reason in reasons} == {Code.QUOTA_EXCEEDED}
+    _, reasons = fit([one, other], Amounts(), demand, Wishes(models=("A100",), avoided=("A100-PCIE",)))
+    assert reasons == []
+
+
+def test_quotas_may_want_pods_to_name_a_model() -> None:
+    """`untyped: deny`; with a single model there is nothing to choose."""
+    strict = parse_quota("types: {A100: {cores: 100}, T4: {cores: 100}}\nuntyped: deny", "q")
+    _, (reason,) = fit([strict], Amounts(), Amounts({CORES: 1}), Wishes())
+    assert reason.code is Code.MODEL_NOT_GRANTED
+    assert "use-gputype" in reason.remedy
+    single = parse_quota("types: {A100: {cores: 100}}\nuntyped: deny", "q")
+    assert fit([single], Amounts(), Amounts({CORES: 1}), Wishes())[1] == []
+
+
+def test_without_quotas_everything_fits() -> None:
+    """And nothing is charged."""
+    assert fit([], Amounts(), Amounts({CORES: 10**9}), Wishes()) == (Amounts(), [])
+
+
+def test_policies_join_to_what_all_of_them_allow() -> None:
+    """Pools in common, the lower limits, and enforcement if any of them wants it."""
+    assert joined([]) == Policy()
+    both = joined([Policy(("a", "b"), Burst(90, 95), Mode.AUDIT), Policy(("b", "c"), Burst(80, 99)), Policy()])
+    assert both == Policy(("b",), Burst("request", 95), Mode.AUDIT)
+    assert joined([Policy(("a",)), Policy(("b",))]).pools == ()
+    assert joined([Policy(mode=Mode.AUDIT), Policy(mode=Mode.ENFORCE)]).mode is Mode.ENFORCE
+    assert joined([Policy(core_limit=Burst(90)), Policy(core_limit=Burst(80))]).core_limit.default == 80
