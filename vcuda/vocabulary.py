@@ -11,11 +11,12 @@ from msgspec import Meta, Struct
 
 from vcuda import names as known
 from vcuda.decision import Code
-from vcuda.memory import DEFAULT_UNIT_MIB, mib_asked, units
+from vcuda.memory import DEFAULT_UNIT_MIB, countable, mib_asked, units
 from vcuda.names import Names
 from vcuda.quantity import NANO, Quantity, QuantityError
 
 WHOLE = 100
+MAX_CARDS = 1024
 ANCESTOR_UNITS_MIB = dict(zip(known.ANCESTOR_DOMAINS, (256, 1), strict=True))
 
 
@@ -127,6 +128,7 @@ def cards(key: str, amount: Quantity) -> Share:
     """Read cards as people write them: "0.3", or "2"."""
     positive(key, amount)
     hundredths, beyond = divmod(amount.nanos * WHOLE, NANO)
+    bounded(key, hundredths // WHOLE, 1)
     if beyond or (hundredths > WHOLE and hundredths % WHOLE):
         message = (
             "finer than a hundredth of a card" if hundredths < WHOLE else "neither a part of one card nor whole cards"
@@ -163,7 +165,11 @@ def hami(unit_mib: int) -> Vocabulary:
             raise Misread(
                 Code.CORE_INVALID, gpu, "a fraction of each of several cards", f"ask for one card, or leave {cores} out"
             )
-        return Share(count * fraction, each * count, follows=fraction < WHOLE and not each)
+        try:
+            held = countable(each * count, unit_mib)
+        except QuantityError as wrong:
+            raise Misread(Code.MEMORY_INVALID, mem, str(wrong), "ask for less on each card") from None
+        return Share(count * fraction, held, follows=fraction < WHOLE and not each)
 
     return Vocabulary("hami", (gpu, mem, cores, part), read)
 
@@ -199,7 +205,14 @@ def whole_number(key: str, amount: Quantity, step: int = WHOLE) -> int:
     positive(key, amount)
     if not amount.is_whole:
         raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", advice(amount.whole, step))
-    return amount.whole
+    return bounded(key, amount.whole, step)
+
+
+def bounded(key: str, count: int, step: int) -> int:
+    """Refuse more cards than there can be on one node."""
+    if count > MAX_CARDS * step:
+        raise Misread(Code.CORE_INVALID, key, "more cards than any node has", f"ask for at most {MAX_CARDS * step}")
+    return count
 
 
 def check_cores(key: str, count: int, step: int = WHOLE) -> int:
@@ -227,7 +240,7 @@ def memory(key: str, amount: Quantity | None, own_unit_mib: int, unit_mib: int) 
     if amount is None:
         return 0
     try:
-        return units(mib_asked(amount, own_unit_mib), unit_mib)
+        return countable(units(mib_asked(amount, own_unit_mib), unit_mib), unit_mib)
     except QuantityError as wrong:
         raise Misread(
             Code.MEMORY_INVALID,

@@ -78,8 +78,9 @@ def differing(this: tuple[str, str], other: tuple[str, str]) -> Reason:
 
 def read_core_limit(key: str, text: str, wrong: Callable[[Reason], None]) -> int | None:
     """Read how far containers may burst; whether it is enough depends on what they ask for."""
-    if CORE_LIMIT.fullmatch(text.strip()) and 1 <= int(text) <= WHOLE:
-        return int(text)
+    bare = text.strip()
+    if CORE_LIMIT.fullmatch(bare) and 1 <= int(bare) <= WHOLE:
+        return int(bare)
     wrong(core_limit_invalid(key, text, 1))
     return None
 

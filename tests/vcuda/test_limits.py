@@ -61,6 +61,7 @@ def test_wishes_are_read_under_every_domain() -> None:
     }
     assert read_wishes(notes, SPOKEN) == (Wishes(80, ("A100", "V100"), ()), [])
     assert read_wishes({"x": "y"}, SPOKEN) == (Wishes(), [])
+    assert read_wishes({"inspur.com/vcuda-core-limit": "\x1e1\u2003"}, SPOKEN) == (Wishes(1), [])
 
 
 def test_the_same_wish_under_two_domains_is_no_contradiction() -> None:

@@ -215,3 +215,25 @@ def test_names_follow_the_domain() -> None:
     shown = [getattr(own, name) for name in dir(Names) if isinstance(getattr(Names, name, None), cached_property)]
     assert len(shown) > 10
     assert all(name.startswith("gpu.example.org/") for name in shown)
+
+
+TOO_MUCH = {
+    "cores": ({CORE: "102500"}, Code.CORE_INVALID, "ask for at most 102400"),
+    "percent": ({"nano-gpu/gpu-percent": "1e12"}, Code.CORE_INVALID, "ask for at most 102400"),
+    "tenths": ({"k8s.amazonaws.com/vgpu": "10250"}, Code.CORE_INVALID, "ask for at most 10240"),
+    "cards": ({CARDS: "1000000.5"}, Code.CORE_INVALID, "ask for at most 1024"),
+    "memory in bytes": ({CORE: "50", MEMORY: "245Ti"}, Code.MEMORY_INVALID, "such as 8Gi"),
+    "memory on several cards": (
+        {"nvidia.com/gpu": "100", "nvidia.com/gpumem": "60000000", "nvidia.com/gpucores": "100"},
+        Code.MEMORY_INVALID,
+        "less on each card",
+    ),
+}
+
+
+@pytest.mark.parametrize(("amounts", "code", "remedy"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
+def test_more_than_any_node_has_is_refused(amounts: dict[str, Any], code: Code, remedy: str) -> None:
+    """A count so large would be read as bytes the next time, and no node could ever hold it."""
+    (reason,) = read(container(limits=amounts), dialects=HAMI).reasons
+    assert reason.code is code
+    assert remedy in reason.remedy
