@@ -14,6 +14,7 @@ from vcuda.decision import BadRequest, Decision
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 NULL = Raw(b"null")
+MAX_TOLD = 20
 OPENING = b'{"apiVersion":"%s","kind":"%s","response":{"uid":' % (API_VERSION.encode(), KIND.encode())
 encode = msgspec.json.encode
 
@@ -99,25 +100,29 @@ def encode_answer(uid: str, decision: Decision, operations: list[dict[str, Any]]
     elif operations:
         parts += (b',"patchType":"JSONPatch","patch":"', b2a_base64(encode(operations), newline=False), b'"')
     if decision.warnings:
-        parts += (b',"warnings":', encode(decision.warnings))
+        parts += (b',"warnings":', encode(told(decision.warnings)))
     parts.append(b"}}")
     return b"".join(parts)
 
 
+def told(warnings: tuple[str, ...]) -> list[str]:
+    """Give the first warnings, and how many there are more; the API server passes on only so much."""
+    more = len(warnings) - MAX_TOLD
+    return [*warnings[:MAX_TOLD], f"and {more} more warnings"] if more > 0 else list(warnings)
+
+
 def refusal(decision: Decision) -> dict[str, Any]:
     """Write the Status of a refusal: for people as a message, for programs as causes."""
-    reasons = [str(reason) for reason in decision.reasons]
-    message = (
-        reasons[0] if len(reasons) == 1 else "\n".join([f"{len(reasons)} problems:", *(f"- {r}" for r in reasons)])
-    )
+    reasons, count = decision.reasons[:MAX_TOLD], len(decision.reasons)
+    lines = [f"{count} problems:", *(f"- {reason}" for reason in reasons)]
+    if count > MAX_TOLD:
+        lines.append(f"- and {count - MAX_TOLD} more")
     return {
         "status": "Failure",
         "code": 403,
         "reason": "Forbidden",
-        "message": message,
+        "message": str(reasons[0]) if count == 1 else "\n".join(lines),
         "details": {
-            "causes": [
-                {"reason": reason.code, "field": reason.field, "message": str(reason)} for reason in decision.reasons
-            ]
+            "causes": [{"reason": reason.code, "field": reason.field, "message": str(reason)} for reason in reasons]
         },
     }

@@ -168,6 +168,17 @@ def test_a_pod_that_never_passed_the_first_call_does_not_pass_the_second(api: Ca
     assert api.validate(spoiled).codes == ["NotRewritten"]
 
 
+def test_a_message_is_bounded_however_much_is_wrong(api: Caller) -> None:
+    """Nobody reads a thousand lines."""
+    answer = api.create(pod(*(gpu(f"c{number}", "150") for number in range(500))))
+    assert answer.message.startswith("500 problems:\n")
+    assert answer.message.endswith("\n- and 480 more")
+    assert len(answer.codes) == 20
+    warned = api.create(pod(*(gpu(f"c{number}", memory="1") for number in range(500))))
+    assert warned.allowed
+    assert warned.warnings[-1] == "and 480 more warnings"
+
+
 MIRROR = "kubernetes.io/config.mirror"
 
 
