@@ -20,7 +20,7 @@ from gunicorn.workers.gasgi import ASGIWorker
 from settings.configuration import Webhook
 from vcuda.decision import Unavailable
 from webhook.service import Service
-from webhook.shortcut import END, MAX_HEAD, PREFIXES, is_ours, read_head, written
+from webhook.shortcut import END, MAX_HEAD, PREFIXES, is_begun, read_head, written
 
 TICK_S = 0.25
 GARBAGE = (20_000, 20, 20)
@@ -34,20 +34,23 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108 - for gunicorn's heartbeat, where the
 class Connection(ASGIProtocol):
     """One client. It has to say what it wants soon, and if configured so, who it is.
 
-    Between requests nothing is held. A plain admission request is held until it is whole, answered, and forgotten;
-    any other goes to gunicorn, which has the connection until it has answered.
+    Between requests nothing is held. A plain admission request is held until it is whole, answered, and forgotten. Any
+    other goes to gunicorn, and with it the connection: only there is it known where the next request begins.
     """
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - gunicorn's protocol has no types
         """Take a client in."""
+        self._service: Service = self.worker.service
+        self._held: bytes | bytearray = b""
+        self._whole = 0  # how long the held request will be; 0 while that is not known
+        self._is_long_way = not self._service.settings.short_path
+        self._is_receiving = False
+        self._comes_back = False
+        self._judged, self._is_last = None, False
+        # When the client's turn began, and how long it may take.
+        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
         self.worker.connections.add(self)
         super().connection_made(transport)
-        self._service: Service = self.worker.service
-        self._held = b""
-        self._is_long_way = not self._service.settings.short_path
-        self._judged, self._is_last = None, False
-        # When its patience began, and how much there is of it.
-        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
         names = self._service.settings.client_names
         if names and (caller := common_name(transport.get_extra_info("peercert"))) not in names:
             self.worker.log.warning("caller %r is not among webhook.clientNames", caller)
@@ -55,49 +58,62 @@ class Connection(ASGIProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what a client sends, the short way or the long."""
+        if not self._is_receiving:
+            self._is_receiving = True
+            self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
         if self._is_long_way:
-            if not self._service.settings.short_path or not self.is_idle or not is_ours(data):
-                self._expect_soon()
-                super().data_received(data)
-                return
-            self._is_long_way = False
+            super().data_received(data)
+            return
         if not self._held:
-            self._expect_soon()
-        self._held = self._held + data if self._held else data
-        if not self._take_short_way():
-            self._is_long_way, held, self._held = True, self._held, b""
-            super().data_received(held)
+            self._held = data
+        else:
+            if isinstance(self._held, bytes):
+                self._held = bytearray(self._held)
+            self._held += data
+        if len(self._held) >= self._whole and not self._take_short_way():
+            self._take_long_way(stay=True)
 
     def _take_short_way(self) -> bool:
         """Answer what is held if it is a plain request, or wait for the rest of it; False if it is not plain."""
         held = self._held
         if (end := held.find(END) + len(END)) < len(END):
-            return len(held) <= MAX_HEAD and (is_ours(held) or any(each.startswith(held) for each in PREFIXES))
-        head = read_head(held[:end])
+            return len(held) <= MAX_HEAD and (held.startswith(PREFIXES) or is_begun(bytes(held)))
+        head = read_head(bytes(held[:end]))
         if head is None or head.length > self._service.front.max_body or len(held) > end + head.length:
             return False
         if len(held) < end + head.length:
+            self._whole = end + head.length
             return True
-        reply = self._service.responder.reply_at_once(head.route, head.content_type, head.query, held[end:])
+        reply = self._service.responder.reply_at_once(head.route, head.content_type, head.query, bytes(held[end:]))
         if reply is None:
-            return False
-        self._held = b""
-        close = self.worker.is_leaving
-        self.transport.write(written(reply, time.time(), close=close))
-        if close:
+            # It has to wait for the cluster. What is held is this one request, so the next one may be short again.
+            self._take_long_way(stay=False)
+            return True
+        self._held, self._whole = b"", 0
+        is_last = self.worker.is_leaving
+        self.transport.write(written(reply, time.time(), close=is_last))
+        if is_last:
             self._close_transport()
-        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.keep_alive_s
+        self._wait_for_next()
         return True
 
-    def _will_close(self, request: Any, response_requires_close: bool) -> bool:  # noqa: ANN401, FBT001 - gunicorn's
-        """Say whether an answer on the long way is the last one; once said, it stays so, whatever happens meanwhile."""
-        if self._judged is not request:
-            self._judged, self._is_last = request, self.worker.is_leaving
-        return self._is_last or bool(super()._will_close(request, response_requires_close))
+    def _take_long_way(self, *, stay: bool) -> None:
+        """Give what is held to gunicorn, and all that follows; unless told to stay there, until it is answered."""
+        held, self._held, self._whole = bytes(self._held), b"", 0
+        self._is_long_way, self._comes_back = True, not stay
+        super().data_received(held)
 
-    def _expect_soon(self) -> None:
-        """Begin to wait for a whole request."""
-        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
+    def _arm_keepalive_timer(self) -> None:
+        """Wait for the next request, after gunicorn has answered one."""
+        super()._arm_keepalive_timer()
+        self._wait_for_next()
+        if self._comes_back:
+            self._is_long_way = self._comes_back = False
+
+    def _wait_for_next(self) -> None:
+        """Give the client all the time in which API servers keep a connection."""
+        self._is_receiving = False
+        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.keep_alive_s
 
     def end_if_overdue(self, now: float) -> None:
         """Close the connection of a client that has been waited for long enough."""
@@ -108,6 +124,12 @@ class Connection(ASGIProtocol):
     def is_idle(self) -> bool:
         """Whether no request is being answered."""
         return self._current_request is None
+
+    def _will_close(self, request: Any, response_requires_close: bool) -> bool:  # noqa: ANN401, FBT001 - gunicorn's
+        """Say whether an answer on the long way is the last one; once said, it stays so, whatever happens meanwhile."""
+        if self._judged is not request:
+            self._judged, self._is_last = request, self.worker.is_leaving
+        return self._is_last or bool(super()._will_close(request, response_requires_close))
 
     def pause_writing(self) -> None:
         """Read no more from a client that does not take its answers."""
@@ -210,8 +232,8 @@ class Worker(ASGIWorker):
         await self._wait(settings.drain_s, lambda: False)
         for server in self.servers:
             server.close()
-        # Somebody may have connected a moment ago and be about to ask; an answer ends each connection by itself.
-        await self._wait(min(LAST_WORD_S, settings.drain_s), lambda: not self.connections)
+        # Somebody may have connected a moment ago, be in the handshake, which nobody counts, or be about to ask.
+        await self._wait(min(LAST_WORD_S, settings.drain_s), lambda: False)
         await self._wait(settings.answer_within_s, lambda: all(each.is_idle for each in self.connections))
         for connection in list(self.connections):
             connection.transport.close()

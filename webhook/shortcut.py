@@ -56,9 +56,9 @@ def read_head(head: bytes) -> Head | None:
     return Head(route, (found["query"] or b"").decode("latin-1"), content_type, int(length))
 
 
-def is_ours(data: bytes) -> bool:
-    """Tell whether a request may go the short way, by its first bytes."""
-    return data.startswith(PREFIXES)
+def is_begun(data: bytes) -> bool:
+    """Tell whether a few first bytes may become a request for the short way."""
+    return any(each.startswith(data) for each in PREFIXES)
 
 
 def written(reply: Reply, now: float, *, close: bool) -> bytes:

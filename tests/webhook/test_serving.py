@@ -19,7 +19,7 @@ from tests.webhook.reviews import review
 from tests.webhook.running import HOST, Authority, RunningWebhook
 
 BODY = json.dumps(review(pod(gpu()))).encode()
-QUICK = ("webhook.handshakeTimeoutS=1", "webhook.bodyTimeoutS=1", "webhook.keepAliveS=2")
+QUICK = ("webhook.handshakeTimeoutS=1", "webhook.bodyTimeoutS=1", "webhook.keepAliveS=3")
 
 Start = Callable[..., RunningWebhook]
 
@@ -150,11 +150,32 @@ def test_kept_connections_are_closed_when_nobody_uses_them(start: Start, authori
     """But not while somebody does."""
     webhook = start(*QUICK)
     with tls(webhook.port, authority.client_context()) as connection:
-        for _ in range(4):
-            connection.sendall(request(BODY))
-            assert answer_on(connection)[0] == 200
-            assert not closed_within(connection, 1.0)
+        for path in ("/mutate", "/elsewhere", "/mutate"):
+            connection.sendall(request(BODY, path))
+            assert answer_on(connection)[0] in (200, 404)
+            assert not closed_within(connection, 2.0), "closed sooner than it is kept"
         assert closed_within(connection, 10)
+
+
+def test_a_client_that_drips_its_request_is_cut_off(start: Start, authority: Authority) -> None:
+    """However steadily: a request has to be whole in time, whichever way it goes."""
+    webhook = start(*QUICK)
+    for sent in (request(BODY), request(BODY, "/elsewhere"), request(BODY, "/mutate", "Expect: 100-continue")):
+        with tls(webhook.port, authority.client_context()) as connection:
+            began, answer = time.monotonic(), b"x"
+            connection.settimeout(0.05)
+            for byte in sent:
+                try:
+                    connection.sendall(bytes([byte]))
+                    answer = connection.recv(65536)
+                    break
+                except TimeoutError:
+                    continue
+                except OSError:
+                    answer = b""
+                    break
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 408"), answer
+            assert time.monotonic() - began < 5
 
 
 def test_bodies_are_bounded(start: Start, authority: Authority) -> None:

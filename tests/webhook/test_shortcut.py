@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from webhook.answering import Reply
-from webhook.shortcut import Head, is_ours, read_head, written
+from webhook.shortcut import Head, is_begun, read_head, written
 
 PLAIN = (
     b"POST /mutate?timeout=10s HTTP/1.1\r\nHost: quotient-webhook.quotient-system.svc:443\r\n"
@@ -20,7 +20,9 @@ def test_the_request_of_an_api_server_is_plain() -> None:
     assert read_head(PLAIN.replace(b"/mutate?timeout=10s", b"/validate")) == Head(
         "validate", "", "application/json", 12
     )
-    assert is_ours(PLAIN)
+    assert all(is_begun(PLAIN[:length]) for length in range(len("POST /mutate")))
+    assert not is_begun(b"POST /x")
+    assert not is_begun(b"GET")
 
 
 NOT_PLAIN = {
