@@ -11,7 +11,7 @@ from msgspec import Struct
 from console.admitting import STDIN, quotas_from, read_text
 from console.locating import Located, child, deepest, line_of, locate
 from console.offline import Quotas, Verdict, expand, is_judged, judge
-from console.preflight import MOVED, Found, refused_early, within
+from console.preflight import Found, Steps, mended, refused_early, within
 from settings.loading import Loaded
 from vcuda.decision import Code
 from vcuda.document import DocumentError, parse_documents
@@ -85,8 +85,7 @@ def expanded(files: tuple[str, ...]) -> list[str]:
 def check(file: str, text: str, rules: Rules, quotas: Quotas, namespace: str) -> list[Finding]:
     """Find what is wrong in one file."""
     try:
-        documents = [each for document in parse_documents(text) for each in expand(document)]
-        places = locate(text)
+        documents, places = objects_of(text), locate(text)
     except DocumentError as wrong:
         number, message = line_and_message(str(wrong))
         return [Finding(file, number, "error", Code.OBJECT_INVALID, "", "", message, "correct the file")]
@@ -134,36 +133,59 @@ def field_in(warning: str) -> str:
 
 
 def repaired(text: str) -> str:
-    """Repair what is certain, and touch nothing else: comments and order stay."""
+    """Repair what is certain, and touch nothing else: comments and order stay.
+
+    What comes out is read again and has to be exactly what was meant; if it is not, the text is left as it was.
+    """
     try:
-        documents = [each for document in parse_documents(text) for each in expand(document)]
-        places = locate(text)
+        documents, places = objects_of(text), locate(text)
+        meant = [
+            mended(document, sources_of(document, place.node, text))
+            for document, place in zip(documents, places, strict=True)
+        ]
+        edits = {
+            edit
+            for document, place, wanted in zip(documents, places, meant, strict=True)
+            for found in refused_early(document)
+            for edit in edits_for(found, wanted, place.node, text)
+        }
+        made = text
+        for start, end, replacement in sorted(edits, reverse=True):
+            made = made[:start] + replacement + made[end:]
+        return made if objects_of(made) == meant else text
     except DocumentError:
         return text
-    edits = [
-        edit
-        for document, place in zip(documents, places, strict=True)
-        for found in refused_early(document)
-        for edit in edits_for(found, document, place.node, text)
-    ]
-    for start, end, replacement in sorted(edits, reverse=True):
-        text = text[:start] + replacement + text[end:]
-    return text
 
 
-def edits_for(found: Found, document: dict[str, Any], node: yaml.Node, text: str) -> list[tuple[int, int, str]]:
-    """Say which part of the text becomes what."""
+def objects_of(text: str) -> list[dict[str, Any]]:
+    """Read all objects of a text."""
+    return [each for document in parse_documents(text) for each in expand(document)]
+
+
+def sources_of(document: dict[str, Any], node: yaml.Node, text: str) -> dict[Steps, str]:
+    """Give the values that need quotes as they stand in the file."""
+    found: dict[Steps, str] = {}
+    for each in refused_early(document):
+        place = deepest(node, each.steps)
+        if each.reason.code is Code.TEXT_EXPECTED and isinstance(place, yaml.ScalarNode):
+            found[each.steps] = text[place.start_mark.index : place.end_mark.index]
+    return found
+
+
+def edits_for(found: Found, wanted: dict[str, Any], node: yaml.Node, text: str) -> list[tuple[int, int, str]]:
+    """Say which part of the text becomes what; nothing where it is not plain."""
+    place = deepest(node, found.steps)
+    start, end = place.start_mark.index, place.end_mark.index
     if found.reason.code is Code.TEXT_EXPECTED:
-        scalar = deepest(node, found.steps)
-        written = text[scalar.start_mark.index : scalar.end_mark.index]
-        return [(scalar.start_mark.index, scalar.end_mark.index, f'"{written}"')]
+        return [(start, end, f'"{text[start:end]}"')] if isinstance(place, yaml.ScalarNode) else []
     if found.steps == ("apiVersion",):
-        scalar = deepest(node, found.steps)
-        return [(scalar.start_mark.index, scalar.end_mark.index, MOVED[document["kind"]])]
-    labels = within(document, ("spec", "template", "metadata", "labels"))
+        quote = text[start] if text[start] in "\"'" else ""
+        return [(start, end, f"{quote}{wanted['apiVersion']}{quote}")]
+    labels = within(wanted, ("spec", "selector", "matchLabels"))
     spec = child(node, "spec")
-    if not labels or not isinstance(spec, yaml.MappingNode) or spec.flow_style:
+    if not labels or not isinstance(spec, yaml.MappingNode):
         return []
-    written = msgspec.json.encode({key: str(value) for key, value in labels.items()}).decode()
-    start = spec.start_mark.index
-    return [(start, start, f'selector: {{"matchLabels": {written}}}\n{" " * spec.start_mark.column}')]
+    selector = f'{{"matchLabels": {msgspec.json.encode(labels).decode()}}}'
+    if spec.flow_style:
+        return [(spec.start_mark.index + 1, spec.start_mark.index + 1, f'"selector": {selector}, ')]
+    return [(spec.start_mark.index, spec.start_mark.index, f"selector: {selector}\n{' ' * spec.start_mark.column}")]

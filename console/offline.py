@@ -55,7 +55,10 @@ class Quotas:
 def expand(document: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - whatever a file holds
     """Give the objects of a document: itself, or the items of a list."""
     if isinstance(document, dict) and str(document.get("kind", "")).endswith("List") and "items" in document:
-        for item in document["items"] or ():
+        items = document["items"] or []
+        if not isinstance(items, list):
+            raise DocumentError(f"{shown(items)!r} is no list of items")
+        for item in items:
             yield from expand(item)
     elif isinstance(document, dict):
         yield document
@@ -66,9 +69,12 @@ def expand(document: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - whateve
 def judge(document: dict[str, Any], rules: Rules, quotas: Quotas, namespace: str, user: str) -> Verdict:
     """Say what would become of a document that is applied."""
     early = [found.reason for found in refused_early(document)]
+    if not is_judged(document):
+        return Verdict(allowed=True, reasons=(), warnings=(), patch=[], object=document)
     meant = mended(document)
-    namespace = str((meant.get("metadata") or {}).get("namespace") or namespace)
-    admission = Admission(rules, FixedPolicies({namespace: quotas.of(namespace)}))
+    metadata = meant.get("metadata")
+    namespace = str((metadata.get("namespace") if isinstance(metadata, dict) else "") or namespace)
+    admission = Admission(rules, FixedPolicies({namespace: quotas.of(namespace)}, quotas.used))
     try:
         rewritten, patch, refused, warnings = mutate(admission, meant, namespace, user)
         if not refused:
@@ -126,7 +132,7 @@ def review(document: dict[str, Any], namespace: str, user: str) -> Request:
     group, _, version = str(document.get("apiVersion", "")).rpartition("/")
     metadata = document.get("metadata")
     if not isinstance(metadata, dict):
-        raise BadRequest("metadata is missing - at `$.metadata`")
+        raise BadRequest("is missing, or no mapping - at `$.metadata`")
     body = {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -140,7 +146,11 @@ def review(document: dict[str, Any], namespace: str, user: str) -> Request:
             "object": document,
         },
     }
-    return decode_review(json.dumps(body, default=str).encode())
+    try:
+        text = json.dumps(body, default=str, allow_nan=False)
+    except ValueError:
+        raise BadRequest("holds a number that is none, such as .inf or .nan") from None
+    return decode_review(text.encode())
 
 
 def is_judged(document: dict[str, Any]) -> bool:

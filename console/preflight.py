@@ -1,6 +1,6 @@
 """What an API server refuses before it asks any webhook: only a look at the file can help there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -26,11 +26,14 @@ TEMPLATES = {
 }
 
 
+Steps = tuple[str | int, ...]
+
+
 class Found(Struct, frozen=True):
     """One thing that is refused early, with the steps to it."""
 
     reason: Reason
-    steps: tuple[str | int, ...]
+    steps: Steps
 
 
 def refused_early(document: dict[str, Any]) -> Iterator[Found]:
@@ -59,14 +62,14 @@ def within(document: dict[str, Any], steps: tuple[str, ...]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def texts(values: dict[str, Any], steps: tuple[str | int, ...]) -> Iterator[Found]:
+def texts(values: dict[str, Any], steps: Steps) -> Iterator[Found]:
     """Find values that are no text where only text is taken."""
     for key, value in values.items():
         if isinstance(value, (bool, int, float)):
             yield no_text(f"{dotted(steps)}[{key}]", value, (*steps, key))
 
 
-def environments(containers: Any, steps: tuple[str | int, ...]) -> Iterator[Found]:  # noqa: ANN401 - whatever a file holds
+def environments(containers: Any, steps: Steps) -> Iterator[Found]:  # noqa: ANN401 - whatever a file holds
     """Find environment variables whose name or value is no text: YAML takes ON for a truth value."""
     for index, container in enumerate(containers if isinstance(containers, list) else ()):
         variables = container.get("env") if isinstance(container, dict) else None
@@ -78,7 +81,7 @@ def environments(containers: Any, steps: tuple[str | int, ...]) -> Iterator[Foun
                     yield no_text(dotted(place), value, place)
 
 
-def dotted(steps: tuple[str | int, ...]) -> str:
+def dotted(steps: Steps) -> str:
     """Name a field as messages do."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
 
@@ -88,7 +91,7 @@ def as_text(value: Any) -> str:  # noqa: ANN401
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def no_text(field: str, value: Any, steps: tuple[str | int, ...]) -> Found:  # noqa: ANN401
+def no_text(field: str, value: Any, steps: Steps) -> Found:  # noqa: ANN401
     """Say that a value needs quotes."""
     meant = shown(as_text(value))
     reason = Reason(
@@ -125,8 +128,12 @@ def unselected(kind: str) -> Found:
     return Found(reason, ("spec", "selector"))
 
 
-def mended(document: dict[str, Any]) -> dict[str, Any]:
-    """Give a document as it was meant, so that the rest of it can be judged too."""
+def mended(document: dict[str, Any], sources: Mapping[Steps, str] | None = None) -> dict[str, Any]:
+    """Give a document as it was meant, so that the rest of it can be judged too.
+
+    `sources` says how values stand in the file: YAML reads ON as true, and only the file knows what was written.
+    """
+    sources = sources or {}
     made: dict[str, Any] = copied(document)
     for found in refused_early(document):
         *outer, last = found.steps
@@ -134,7 +141,7 @@ def mended(document: dict[str, Any]) -> dict[str, Any]:
         for step in outer:
             place = place[step]
         if found.reason.code is Code.TEXT_EXPECTED:
-            place[last] = as_text(place[last])
+            place[last] = sources.get(found.steps) or as_text(place[last])
         elif found.steps == ("apiVersion",):
             place[last] = MOVED[document["kind"]]
         else:

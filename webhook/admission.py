@@ -8,8 +8,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from vcuda.amounts import Amounts
 from vcuda.decision import BadRequest, Code, Decision
-from vcuda.pod import PodSpec, Resources
+from vcuda.pod import Resources
 from vcuda.policy import Mode, Policy
 from vcuda.quota import Quota
 from webhook.drafting import Draft, shortened
@@ -20,15 +21,15 @@ from webhook.reapplying import restore
 from webhook.review import NULL, Request, decode_object, encode_answer
 from webhook.rules import Rules
 from webhook.validating import (
+    Bound,
     check_binding,
     check_created,
     check_ephemeral,
     check_updated,
-    has_gpu,
     is_governed,
     wrong_with,
 )
-from webhook.workloads import KINDS, check_workload, is_part, read_workload, rewrite_fractions
+from webhook.workloads import KINDS, Governance, check_workload, is_part, read_workload, rewrite_fractions
 
 CREATE, UPDATE = "CREATE", "UPDATE"
 POD, BINDING = ("", "Pod"), ("", "Binding")
@@ -51,12 +52,9 @@ class Policies(Protocol):
         """Give the quotas of a namespace."""
         ...
 
-
-class Bound(Struct, frozen=True):
-    """A pod that somebody wants to put on a node."""
-
-    annotations: dict[str, str]
-    spec: PodSpec
+    def used(self, namespace: str) -> Amounts:
+        """Give what is charged to them."""
+        ...
 
 
 class Outcome(Struct, frozen=True):
@@ -157,24 +155,32 @@ class Admission:
         early = wrong_with(pod, asked, self.rules, policy, draft.path) if self._is_refused_early(pod, asked) else []
         return draft, Decision(tuple(early))
 
+    def _check_update(self, request: Request, policy: Policy) -> Decision:
+        """Check a change to a pod, by whichever way it comes: its annotations can be changed by its status, too."""
+        new, old = new_pod(request), old_pod(request)
+        if request.sub_resource == EPHEMERAL:
+            return check_ephemeral(new, old, read(old, self.rules, policy), self.rules)
+        return check_updated(new, old, self.rules, request.user_info)
+
     def _check(self, request: Request, policy: Policy, bound: Bound | None) -> Decision:
         kind = (request.kind.group, request.kind.kind)
         if is_binding(request):
-            is_gpu = bound is not None and has_gpu(bound.annotations, bound.spec, self.rules)
             binding = decode_object(request.object, Binding, "request.object")
-            return check_binding(binding, self.rules, request.user_info, is_gpu=is_gpu)
-        if kind == POD and request.sub_resource == EPHEMERAL:
-            new, old = new_pod(request), old_pod(request)
-            return check_ephemeral(new, old, read(old, self.rules, policy), self.rules)
+            return check_binding(binding, bound, self.rules, request.user_info)
+        if kind == POD and request.operation == UPDATE:
+            return self._check_update(request, policy)
         if kind == POD and not request.sub_resource:
             pod = new_pod(request)
-            if request.operation == UPDATE:
-                return check_updated(pod, old_pod(request), self.rules, request.user_info)
-            return check_created(pod, read(pod, self.rules, policy), self.rules, policy, request.user_info)
+            asked = read(pod, self.rules, policy)
+            if self._looks_on(policy):
+                # Nobody rewrote it, and nobody will: what counts is what its author would have to change.
+                return Decision(tuple(wrong_with(pod, asked, self.rules, policy)))
+            return check_created(pod, asked, self.rules, policy, request.user_info)
         if kind in KINDS and not request.sub_resource:
             maker = read_workload(request.object, request, "request.object")
             before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-            return check_workload(maker, before, self.rules, policy, self.policies.quotas(request.namespace))
+            told = Governance(policy, self.policies.quotas(request.namespace), self.policies.used(request.namespace))
+            return check_workload(maker, before, self.rules, told)
         return ALLOWED
 
 

@@ -14,8 +14,9 @@ import structlog
 from msgspec import Struct
 
 from vcuda.decision import BadRequest, Unavailable
-from webhook.admission import Admission, Bound, Outcome, answer
+from webhook.admission import Admission, Outcome, answer
 from webhook.review import Request, decode_review
+from webhook.validating import Bound
 
 MUTATE, VALIDATE = "mutate", "validate"
 ROUTES = {f"/{MUTATE}": MUTATE, f"/{VALIDATE}": VALIDATE}

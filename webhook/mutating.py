@@ -16,11 +16,9 @@ from vcuda.policy import Policy
 from vcuda.quantity import NANO, QuantityError, parse
 from vcuda.vocabulary import Share
 from webhook.drafting import Draft, escaped
-from webhook.objects import AdmittedContainer, AdmittedSpec, Pod
+from webhook.objects import AdmittedContainer, AdmittedSpec, Pod, Term
 from webhook.reading import Asked
 from webhook.rules import Rules
-
-Term = dict[str, Any]
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NONE_VISIBLE = "void"
@@ -72,7 +70,7 @@ def strip_owned(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
         if not rules.owns(key) or (key == rules.names.limits and asked.request.is_gpu):
             continue
         draft.annotate(key, None)
-        draft.warn(f"{draft.path}metadata.annotations[{key}] is written by Quotient alone: yours was removed")
+        draft.warn(f"{draft.path}metadata.annotations[{key}] is written by Quotient alone: yours is removed")
 
 
 def rewrite_resources(place: str, container: AdmittedContainer, share: Share, rules: Rules, draft: Draft) -> None:
@@ -105,7 +103,7 @@ def rewrite_annotations(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> N
     """Write what each container may use, and the author's wishes under the canonical names."""
     names, noted = rules.names, pod.metadata.noted
     if noted.get(names.limits, asked.written) != asked.written:
-        draft.warn(f"{draft.path}metadata.annotations[{names.limits}] is computed by Quotient: yours was replaced")
+        draft.warn(f"{draft.path}metadata.annotations[{names.limits}] is computed by Quotient: yours is replaced")
     draft.annotate(names.limits, asked.written)
     rename_wishes(pod, rules, draft)
     if asked.wishes.core_limit is None:
@@ -137,13 +135,13 @@ def neutralise_node(pod: Pod, draft: Draft) -> None:
     """Take out what reaches into the node to share GPUs past Quotient."""
     if pod.spec.host_ipc:
         draft.remove("/spec/hostIPC")
-        draft.warn(f"{draft.path}spec.hostIPC was removed: containers with GPUs need it no more")
+        draft.warn(f"{draft.path}spec.hostIPC is removed from pods with GPUs: they need it no more")
     for index, volume in enumerate(pod.spec.volumes or ()):
         if volume.host_path is not None and is_mps_folder(volume.host_path.path):
             draft.remove(f"/spec/volumes/{index}/hostPath")
             draft.add(f"/spec/volumes/{index}/emptyDir", {})
             draft.warn(
-                f"{draft.path}spec.volumes[{index}]: {MPS_FOLDER} of the node was replaced by an empty folder: "
+                f"{draft.path}spec.volumes[{index}]: {MPS_FOLDER} of the node is replaced by an empty folder: "
                 "Quotient connects containers to MPS itself"
             )
 
@@ -169,7 +167,7 @@ def clean_environment(place: str, container: AdmittedContainer, draft: Draft, *,
         else:
             removed.append(index)
             draft.warn(
-                f"{draft.path}{dotted(place)}.env[{shown(variable.name)}] was removed: "
+                f"{draft.path}{dotted(place)}.env[{shown(variable.name)}] is removed: "
                 "which GPUs a container sees, and how much of them, follows from its request"
             )
     for index in reversed(removed):

@@ -13,6 +13,8 @@ from msgspec import Raw, Struct
 from vcuda.pod import Container, PodSpec
 
 Loose = dict[str, Any]
+# Expressions under `matchExpressions`, and under `matchFields`.
+Term = dict[str, Sequence[Loose] | None]
 
 
 class Owner(Struct, frozen=True):
@@ -79,7 +81,7 @@ class Volume(Struct, frozen=True, rename="camel"):
 class RequiredNodes(Struct, frozen=True, rename="camel"):
     """The nodes a pod must be on: any of these terms."""
 
-    node_selector_terms: Sequence[Loose] | None = None
+    node_selector_terms: Sequence[Term] | None = None
 
 
 class NodeAffinity(Struct, frozen=True):
@@ -136,7 +138,7 @@ class WorkloadSpec(Struct, frozen=True):
 class Workload(Struct, frozen=True):
     """A Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController or Job."""
 
-    metadata: Metadata
+    metadata: Metadata = Metadata()
     spec: WorkloadSpec = WorkloadSpec()
 
 
@@ -149,7 +151,7 @@ class CronSpec(Struct, frozen=True, rename="camel"):
 class CronJob(Struct, frozen=True):
     """A Job with a clock around it."""
 
-    metadata: Metadata
+    metadata: Metadata = Metadata()
     spec: CronSpec = CronSpec()
 
 

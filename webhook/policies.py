@@ -4,13 +4,14 @@ A quota that does not parse is refused where it is written; if it got in anyway,
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
 from cluster.objects import CONFIG_MAPS, ConfigMap
+from vcuda.amounts import Amounts
 from vcuda.decision import Unavailable
 from vcuda.language import Language
 from vcuda.policy import Policy, joined
@@ -34,12 +35,16 @@ class NoPolicies:
         """Give no quota."""
         return ()
 
+    def used(self, namespace: str) -> Amounts:  # noqa: ARG002
+        """Nothing is charged."""
+        return Amounts()
+
 
 class FixedPolicies(NoPolicies):
     """Quotas that are known beforehand: from files, or in a test."""
 
-    def __init__(self, quotas: dict[str, list[Quota]]) -> None:
-        self._quotas = quotas
+    def __init__(self, quotas: dict[str, list[Quota]], used: Mapping[str, Amounts]) -> None:
+        self._quotas, self._used = quotas, used
 
     def policy(self, namespace: str) -> Policy:
         """Give what the namespace's quotas say together."""
@@ -48,6 +53,10 @@ class FixedPolicies(NoPolicies):
     def quotas(self, namespace: str) -> Sequence[Quota]:
         """Give the namespace's quotas."""
         return self._quotas.get(namespace, ())
+
+    def used(self, namespace: str) -> Amounts:
+        """Give what was charged so far."""
+        return self._used.get(namespace, Amounts())
 
 
 class ClusterPolicies:
@@ -104,6 +113,10 @@ class ClusterPolicies:
     def quotas(self, namespace: str) -> Sequence[Quota]:
         """Give the namespace's quotas."""
         return self._quotas.get(namespace, ())
+
+    def used(self, namespace: str) -> Amounts:  # noqa: ARG002
+        """Give what is charged: nothing yet, until there is a ledger."""
+        return Amounts()
 
     def _changed(self, before: ConfigMap | None, after: ConfigMap | None) -> None:
         found = after or before

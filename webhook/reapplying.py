@@ -6,7 +6,6 @@ API server would refuse. What means the same as before is undone here; what mean
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,7 @@ from webhook.mutating import (
     rename_wishes,
     tolerate,
 )
-from webhook.objects import Pod
+from webhook.objects import Pod, Term
 from webhook.rules import Rules
 
 
@@ -153,10 +152,10 @@ def restore_terms(new: Pod, old: Pod, rules: Rules, draft: Draft) -> None:
     """Keep a pod in its pools: terms that are the old ones without the pools are made the old ones again."""
     now, before = terms_of(new), terms_of(old)
     labels = (rules.names.pool_label, *ANCESTOR_POOL_LABELS)
-    without: list[dict[str, Any]] = []
+    without: list[Term] = []
     for term in before:
         own = [each for each in term.get("matchExpressions") or [] if each.get("key") not in labels]
-        bare = {key: value for key, value in term.items() if key != "matchExpressions"}
+        bare: Term = {key: value for key, value in term.items() if key != "matchExpressions"}
         stripped = {**bare, "matchExpressions": own} if own else bare
         if stripped not in without:
             without.append(stripped)
@@ -165,7 +164,7 @@ def restore_terms(new: Pod, old: Pod, rules: Rules, draft: Draft) -> None:
         draft.add(f"{required}/nodeSelectorTerms", before)
 
 
-def terms_of(pod: Pod) -> list[dict[str, Any]]:
+def terms_of(pod: Pod) -> list[Term]:
     """Give the terms of the nodes that a pod must be on."""
     affinity = pod.spec.affinity
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None

@@ -48,7 +48,11 @@ def configuration(rules: Rules, target: str, ca_bundle: bytes, *, mutating: bool
         ),
     ]
     if not mutating:
-        hooks.append(hook("bindings.validate", [binding_rule()], [foreign_binder(rules)]))
+        hooks.append(
+            hook("bindings.validate", [pod_rule(["CREATE"], "pods/binding", "bindings")], [foreign_binder(rules)])
+        )
+        status = pod_rule(["UPDATE"], "pods/status")
+        hooks.append(hook("status.validate", [status], [changes_ours(rules)]))
     for each in hooks:
         each["clientConfig"] = client_config(target, route, ca_bundle)
         each["namespaceSelector"] = elsewhere(rules.system_namespace)
@@ -94,11 +98,18 @@ def elsewhere(namespace: str) -> dict[str, Any]:
 
 def pod_rules() -> list[dict[str, Any]]:
     """Say for which operations on pods to call; containers may be added later, too."""
-    common = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
-    return [
-        common | {"operations": ["CREATE", "UPDATE"], "resources": ["pods"]},
-        common | {"operations": ["UPDATE"], "resources": ["pods/ephemeralcontainers"]},
-    ]
+    return [pod_rule(["CREATE", "UPDATE"], "pods"), pod_rule(["UPDATE"], "pods/ephemeralcontainers")]
+
+
+def pod_rule(operations: list[str], *resources: str) -> dict[str, Any]:
+    """Write a rule on pods, or on what belongs to them."""
+    return {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "scope": "Namespaced",
+        "operations": operations,
+        "resources": list(resources),
+    }
 
 
 def created_and_updated(resources: dict[str, list[str]]) -> list[dict[str, Any]]:
@@ -115,39 +126,38 @@ def created_and_updated(resources: dict[str, list[str]]) -> list[dict[str, Any]]
     ]
 
 
-def binding_rule() -> dict[str, Any]:
-    """Call for bindings, in the new form and in the old."""
-    return {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "scope": "Namespaced",
-        "operations": ["CREATE"],
-        "resources": ["pods/binding", "bindings"],
-    }
-
-
 def speaks(rules: Rules, spec: str, metadata: str) -> dict[str, str]:
     """Match objects whose containers ask in one of our vocabularies, or that carry an annotation only we may write.
 
     On UPDATE the object before counts as well: otherwise taking an annotation away would go unseen. Every field may be
-    missing, and an error in a condition would count against the object.
+    missing, and an error in a condition would count against the object. The API server bounds what a condition may
+    cost, so that nothing here may depend on how many annotations a stranger's pod has: keys are looked up, not searched.
     """
     containers = " + ".join(either(f"o.{spec}.{field}", "[]") for field in ("containers", "initContainers"))
     resources = ", ".join(either(f"c.resources.{part}", "{}") for part in ("limits", "requests"))
-    ours = f"r.exists(k, k in [{quoted(rules.language.by_key)}])"
+    ours = f"[{quoted(rules.language.by_key)}].exists(k, k in r)"
     asks = f"({containers}).exists(c, has(c.resources) && [{resources}].exists(r, {ours}))"
-    marks = "|".join(f"{key}.*" if key.endswith("-") else key for key in ANCESTOR_OWNED)
-    domains = "|".join(names.domain.replace(".", "[.]") for names in rules.language.all_names)
-    owned = quoted([rules.names.limits, rules.names.placement])
-    carries = (
-        f"has(o.{metadata}.annotations) && "
-        f"o.{metadata}.annotations.exists(k, k in [{owned}] || k.matches('^({domains})/({marks})$'))"
-    )
+    carries = f"has(o.{metadata}.annotations) && [{quoted(owned(rules))}].exists(k, k in o.{metadata}.annotations)"
     expression = (
         f"[object, oldObject].exists(o, o != null && "
         f"(({guards(f'o.{spec}')} && {asks}) || ({guards(f'o.{metadata}')} && {carries})))"
     )
     return {"name": "speaks-of-gpus", "expression": expression}
+
+
+def owned(rules: Rules) -> list[str]:
+    """List the annotations that make a pod without GPUs our business: each would make it look like one with them."""
+    marks = [f"{key}0" if key.endswith("-") else key for key in ANCESTOR_OWNED]
+    first = [f"{names.domain}/{mark}" for names in rules.language.all_names for mark in marks]
+    return [rules.names.limits, rules.names.placement, *first]
+
+
+def changes_ours(rules: Rules) -> dict[str, str]:
+    """Match updates of a pod's status that change an annotation of ours; a kubelet's never do."""
+    keys = quoted([*owned(rules), *rules.frozen])
+    value = "(has({0}.metadata.annotations) && k in {0}.metadata.annotations ? {0}.metadata.annotations[k] : '')"
+    expression = f"[{keys}].exists(k, {value.format('object')} != {value.format('oldObject')})"
+    return {"name": "changes-annotations-of-ours", "expression": expression}
 
 
 def either(path: str, otherwise: str) -> str:

@@ -12,7 +12,7 @@ from cluster.objects import PODS
 from settings.configuration import Configuration
 from vcuda.language import language
 from vcuda.names import names_for
-from webhook.admission import Admission, Bound
+from webhook.admission import Admission
 from webhook.answering import Responder
 from webhook.app import create_app
 from webhook.certificates import Certificates
@@ -21,6 +21,7 @@ from webhook.metrics import Metrics
 from webhook.ops import Ops
 from webhook.policies import ClusterPolicies
 from webhook.rules import Rules
+from webhook.validating import Bound
 
 MIB = 2**20
 # The event loop says every second that it runs; without a word for so long it is stuck.
@@ -97,12 +98,12 @@ class Service:
         self.metrics.quotas_invalid.set(self.policies.invalid)
 
     def find_pod(self, namespace: str, name: str, within_s: float) -> Bound | None:
-        """Look a pod up; None if there is none, and then nobody can bind it either."""
+        """Look a pod up; None if there is none."""
         try:
             found = self._cluster.bounded(within_s).get(PODS, name, namespace)
         except NotFound:
             return None
-        return Bound(found.metadata.annotations, found.spec)
+        return Bound(found.metadata.uid, found.metadata.annotations, found.spec)
 
     def not_live(self) -> list[str]:
         """Say why the process should be started anew; the cluster's state is no reason."""

@@ -27,6 +27,8 @@ GARBAGE = (20_000, 20, 20)
 TICKS_PER_REFRESH = 4
 FROZEN_AFTER_S = 30
 LAST_WORD_S = 2.0
+# Far more than API servers open; beyond it somebody is only filling the memory.
+MAX_CONNECTIONS = 1000
 AFTER_DRAIN_S = 5
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - for gunicorn's heartbeat, where the root file system is read-only
 
@@ -51,6 +53,9 @@ class Connection(ASGIProtocol):
         self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
         self.worker.connections.add(self)
         super().connection_made(transport)
+        if len(self.worker.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
         names = self._service.settings.client_names
         if names and (caller := common_name(transport.get_extra_info("peercert"))) not in names:
             self.worker.log.warning("caller %r is not among webhook.clientNames", caller)
@@ -104,8 +109,7 @@ class Connection(ASGIProtocol):
         super().data_received(held)
 
     def _arm_keepalive_timer(self) -> None:
-        """Wait for the next request, after gunicorn has answered one."""
-        super()._arm_keepalive_timer()
+        """Wait for the next request, after gunicorn has answered one; the worker's sweep ends what waits too long."""
         self._wait_for_next()
         if self._comes_back:
             self._is_long_way = self._comes_back = False

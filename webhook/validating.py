@@ -7,6 +7,8 @@ only where it is Quotient's: a pod that was admitted under other rules must rema
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from vcuda.decision import Code, Decision, Reason, shown
 from vcuda.names import MIRROR, SCHEDULER
 from vcuda.pod import PodSpec, Resources
@@ -14,8 +16,8 @@ from vcuda.policy import Policy
 from vcuda.request import walk
 from vcuda.wishes import annotation_at
 from webhook.advising import advice
-from webhook.mutating import is_reserved, rewrite
-from webhook.objects import Binding, Pod
+from webhook.mutating import NONE_VISIBLE, VISIBLE, is_reserved, rewrite
+from webhook.objects import AdmittedContainer, Binding, Pod, Variable
 from webhook.reading import Asked
 from webhook.review import User
 from webhook.rules import Rules
@@ -24,10 +26,18 @@ NODES_GROUP = "system:nodes"
 NODE_PREFIX = "system:node:"
 
 
+class Bound(Struct, frozen=True):
+    """A pod that somebody wants to put on a node."""
+
+    uid: str
+    annotations: dict[str, str]
+    spec: PodSpec
+
+
 def check_created(pod: Pod, asked: Asked, rules: Rules, policy: Policy, user: User) -> Decision:
     """Check a pod that is to be created."""
     if MIRROR in pod.metadata.noted:
-        return check_mirror(pod, asked, user)
+        return check_mirror(pod, asked, rules, user)
     reasons = wrong_with(pod, asked, rules, policy)
     if not reasons:
         reasons = not_rewritten(pod, asked, rules, policy)
@@ -98,10 +108,10 @@ def check_pools(policy: Policy) -> list[Reason]:
     ]
 
 
-def check_mirror(pod: Pod, asked: Asked, user: User) -> Decision:
-    """Believe that a pod runs on a node already only if that node says so."""
+def check_mirror(pod: Pod, asked: Asked, rules: Rules, user: User) -> Decision:
+    """Believe that a pod runs on a node already only if that node says so: it is shown as it is, forged or not."""
     node = pod.spec.node_name or ""
-    if not asked.is_gpu:
+    if not asked.is_gpu and not any(map(rules.owns, pod.metadata.noted)):
         return Decision()
     if NODES_GROUP in user.groups and node and user.username == f"{NODE_PREFIX}{node}":
         return Decision(warnings=("a static pod with GPUs runs outside quotas and placement",))
@@ -146,7 +156,7 @@ def check_updated(new: Pod, old: Pod, rules: Rules, user: User) -> Decision:
     return Decision(
         tuple(
             [annotation_owned(key, now, before) for key in owned]
-            + [annotation_frozen(key, now, before) for key in frozen]
+            + [annotation_frozen(key, now, before, rules.language.renamed.get(key, key)) for key in frozen]
         )
     )
 
@@ -167,14 +177,14 @@ def annotation_owned(key: str, now: Mapping[str, str], before: Mapping[str, str]
     )
 
 
-def annotation_frozen(key: str, now: Mapping[str, str], before: Mapping[str, str]) -> Reason:
-    """Say that an annotation cannot change any more."""
+def annotation_frozen(key: str, now: Mapping[str, str], before: Mapping[str, str], canonical: str) -> Reason:
+    """Say that an annotation cannot change any more; an ancestor's was kept under its canonical name."""
+    kept = before.get(key, before.get(canonical))
     return Reason(
         code=Code.ANNOTATION_FROZEN,
         field=annotation_at(key),
         value=shown(now.get(key, "")),
-        message="the pod was charged and placed with "
-        + (f"{shown(before[key])!r}" if key in before else "no such annotation"),
+        message="the pod was charged and placed with " + ("no such annotation" if kept is None else f"{shown(kept)!r}"),
         remedy="delete the pod and create it anew, or leave the annotation as it was",
     )
 
@@ -191,33 +201,56 @@ def check_ephemeral(new: Pod, old: Pod, asked: Asked, rules: Rules) -> Decision:
                 field=f"spec.ephemeralContainers[{index}].env[{shown(variable.name)}]",
                 value=shown(variable.value or ""),
                 message="which GPUs a container sees follows from its request, and such a container can have none",
-                remedy="leave the variable out",
+                remedy=f"leave such variables out, or write {VISIBLE}={NONE_VISIBLE}",
             )
             for index, container in enumerate(new.spec.ephemeral_containers or ())
             if container.name not in known
-            for variable in container.env or ()
-            if is_reserved(variable.name) and variable.value != "void"
+            for variable in reserved_in(container)
         )
     )
 
 
-def check_binding(binding: Binding, rules: Rules, user: User, *, is_gpu: bool) -> Decision:
-    """Check that nobody but the scheduler puts a GPU pod on a node, nor writes placements on any pod."""
+def reserved_in(container: AdmittedContainer) -> list[Variable]:
+    """Find what keeps a container from being one that sees no GPU; that it is not said at all counts as well."""
+    found = [variable for variable in container.env or () if is_reserved(variable.name)]
+    blind = [variable for variable in found if (variable.name, variable.value) == (VISIBLE, NONE_VISIBLE)]
+    wrong = [variable for variable in found if variable not in blind]
+    return wrong or ([] if blind else [Variable(VISIBLE)])
+
+
+def check_binding(binding: Binding, bound: Bound | None, rules: Rules, user: User) -> Decision:
+    """Check that nobody but the scheduler puts a GPU pod on a node, nor writes placements on any pod.
+
+    A pod that is not there yet may be there, with GPUs, when the binding takes effect; and so may another of its name.
+    """
     if rules.may_bind(user.username):
         return Decision()
     reasons = [annotation_owned(key, binding.metadata.noted, {}) for key in binding.metadata.noted if rules.owns(key)]
-    if is_gpu:
+    if bound is None or (binding.metadata.uid and binding.metadata.uid != bound.uid):
         reasons.append(
-            Reason(
-                code=Code.BINDING_FOREIGN,
-                field="target.name",
-                value=shown(binding.target.name),
-                message=f"{shown(user.username)} may not put a pod with GPUs on a node: {SCHEDULER} alone knows "
-                "which GPUs are free there",
-                remedy="leave the pod to its scheduler; another scheduler may be allowed in webhook.binders",
+            foreign(
+                "metadata.name" if bound is None else "metadata.uid",
+                binding.metadata.name if bound is None else binding.metadata.uid,
+                "there is no such pod to put on a node",
+                "bind a pod that exists, by its uid",
+            )
+        )
+    elif has_gpu(bound.annotations, bound.spec, rules):
+        reasons.append(
+            foreign(
+                "target.name",
+                binding.target.name,
+                f"{shown(user.username)} may not put a pod with GPUs on a node: {SCHEDULER} alone knows which GPUs are "
+                "free there",
+                "leave the pod to its scheduler; another scheduler may be allowed in webhook.binders",
             )
         )
     return Decision(tuple(reasons))
+
+
+def foreign(field: str, value: str, message: str, remedy: str) -> Reason:
+    """Say why a binding is refused."""
+    return Reason(code=Code.BINDING_FOREIGN, field=field, value=shown(value), message=message, remedy=remedy)
 
 
 def has_gpu(annotations: Mapping[str, str], spec: PodSpec, rules: Rules) -> bool:

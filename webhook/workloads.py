@@ -138,10 +138,17 @@ def share_of_cards(container: AdmittedContainer, rules: Rules) -> ContainerReque
     return read_container(alone, "", Role.APP, rules.language, follows=False)[0]
 
 
-def check_workload(
-    maker: PodMaker, before: PodMaker | None, rules: Rules, policy: Policy, quotas: Sequence[Quota]
-) -> Decision:
+class Governance(Struct, frozen=True):
+    """What a namespace is held to, and what it uses already."""
+
+    policy: Policy
+    quotas: Sequence[Quota]
+    used: Amounts
+
+
+def check_workload(maker: PodMaker, before: PodMaker | None, rules: Rules, held: Governance) -> Decision:
     """Check a workload's template, unless a controller made it or it did not change."""
+    policy = held.policy
     if maker.metadata.is_controlled:
         return Decision()
     same_template = before is not None and bytes(before.template) == bytes(maker.template)
@@ -156,7 +163,7 @@ def check_workload(
     if reasons:
         return Decision(tuple(reasons))
     warnings = [] if same_template else [*warn(pod, asked, rules, policy, maker)]
-    return Decision(warnings=tuple(shortened(each) for each in (*warnings, *beyond_quota(asked, maker, rules, quotas))))
+    return Decision(warnings=tuple(shortened(each) for each in (*warnings, *beyond_quota(asked, maker, rules, held))))
 
 
 def warn(pod: Pod, asked: Asked, rules: Rules, policy: Policy, maker: PodMaker) -> list[str]:
@@ -165,13 +172,13 @@ def warn(pod: Pod, asked: Asked, rules: Rules, policy: Policy, maker: PodMaker) 
     return [*draft.warnings, *advice(pod, asked, rules), *misplaced(maker.metadata, rules, draft.path)]
 
 
-def beyond_quota(asked: Asked, maker: PodMaker, rules: Rules, quotas: Sequence[Quota]) -> list[str]:
-    """Tell how many of the pods will find no room."""
-    if not quotas or not asked.request.is_gpu or maker.count < 1:
+def beyond_quota(asked: Asked, maker: PodMaker, rules: Rules, held: Governance) -> list[str]:
+    """Tell that not all of the pods will find room."""
+    if not held.quotas or not asked.request.is_gpu or maker.count < 1:
         return []
     each = asked.request.demand(0, rules.language.unit_mib)
     total = Amounts((key, amount * maker.count) for key, amount in each.items())
-    _, reasons = fit(quotas, Amounts(), total, asked.wishes)
+    _, reasons = fit(held.quotas, held.used, total, asked.wishes)
     if not reasons:
         return []
     return [f"the {maker.count} pods of this workload will not all fit the quota: {reasons[0].message}"]

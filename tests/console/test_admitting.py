@@ -117,7 +117,7 @@ def test_people_read_what_would_happen() -> None:
     assert "Pod p: refused" in done.output
     assert "ask for 100 or 200" in done.output
     assert "Pod p: allowed" in done.output
-    assert "warning spec.hostIPC was removed" in done.output
+    assert "warning spec.hostIPC is removed" in done.output
     assert "remove /spec/hostIPC" in done.output
 
 
@@ -297,7 +297,7 @@ def test_lint_speaks_to_programs() -> None:
     [
         ("a: {\n", 2, "not YAML"),
         ("kind: Pod\nkind: Pod\n", 2, "a second time"),
-        ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata is missing"),
+        ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: '': is missing, or no mapping"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: {a: b}\n",
             5,
@@ -311,3 +311,55 @@ def test_a_file_that_holds_no_object_is_said_to(text: str, line: int, told: str)
     assert done.exit_code == 1
     assert done.output.startswith(f"-:{line}: ")
     assert told in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("apiVersion: v1\nkind: Pod\nmetadata: hello\nspec: {}\n", 1),
+        ("apiVersion: v1\nkind: List\nitems: 3\n", 2),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [], x: .inf}\n", 1),
+        ("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a]\n", 0),
+        (
+            "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec: {schedule: x, jobTemplate: {spec: {template: {}}}}\n",
+            0,
+        ),
+    ],
+    ids=[
+        "metadata that is a text",
+        "items that are a number",
+        "an infinite number",
+        "a kind of others",
+        "a usual CronJob",
+    ],
+)
+def test_odd_documents_are_answered_without_a_traceback(text: str, code: int) -> None:
+    """As what they are."""
+    done = run("admit", "-", stdin=text)
+    assert done.exit_code == code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+BROKEN_BY_A_CARELESS_EDIT = {
+    "an anchor used twice": OLD.replace("labels: {k8s-app: vcuda-test}", "labels: &l {k8s-app: x, version: 2}").replace(
+        "labels: {k8s-app: vcuda-test, version: 2}", "labels: *l"
+    ),
+    "JSON": json.dumps(yaml.safe_load(OLD)),
+    "JSON on many lines": json.dumps(yaml.safe_load(OLD), indent=2),
+    "values that YAML reads as others": OLD.replace("version: 2", "gpu: true, n: 0x10"),
+    "a merged mapping": README.replace("  annotations:\n", "  annotations:\n    <<: {a: b}\n"),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_BY_A_CARELESS_EDIT.values(), ids=BROKEN_BY_A_CARELESS_EDIT.keys())
+def test_a_repair_means_what_was_meant_or_is_not_made(tmp_path: Path, text: str) -> None:
+    """Whatever the file looks like."""
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    done = run("lint", "--fix", str(file))
+    after = file.read_text()
+    assert after == text or done.exit_code == 0, done.output
+    assert done.exit_code == (1 if after == text else 0)
+    for document in yaml.safe_load_all(after):
+        if document["kind"] == "Deployment" and after != text:
+            assert document["spec"]["selector"]["matchLabels"] == document["spec"]["template"]["metadata"]["labels"]

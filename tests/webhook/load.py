@@ -58,7 +58,8 @@ class Load:
             made = http.client.HTTPSConnection(HOST, port, timeout=10, context=self._authority.client_context())
             try:
                 made.connect()
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):
+                # It has just stopped listening; a Service would have known for a while.
                 made.close()
                 continue
             except OSError as broken:

@@ -39,7 +39,7 @@ def workload(template: Obj, kind: str = "Deployment", api_version: str = "apps/v
     inner["metadata"] = {key: value for key, value in inner["metadata"].items() if key in ("labels", "annotations")}
     metadata = {"name": "w", "namespace": "default"}
     if kind == "CronJob":
-        made: Obj = {"jobTemplate": {"metadata": {}, "spec": {"template": inner}}, **spec}
+        made: Obj = {"jobTemplate": {"spec": {"template": inner}}, **spec}
     else:
         made = {"template": inner, **spec}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": made}

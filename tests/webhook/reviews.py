@@ -7,17 +7,19 @@ from typing import Any
 
 import jsonpatch
 
+from vcuda.amounts import Amounts
 from vcuda.language import language
 from vcuda.names import Names
 from vcuda.policy import Policy
 from vcuda.quota import Quota
 from vcuda.vocabulary import Dialects
-from webhook.admission import Admission, Bound
+from webhook.admission import Admission
 from webhook.answering import Reply, Responder
 from webhook.app import create_app
 from webhook.metrics import Metrics
 from webhook.rules import Rules
 from webhook.shortcut import END, read_head, written
+from webhook.validating import Bound
 
 MIB = 2**20
 NAMES = Names()
@@ -38,6 +40,9 @@ class GivenPolicies:
 
     def quotas(self, namespace: str) -> Sequence[Quota]:  # noqa: ARG002
         return self._quotas
+
+    def used(self, namespace: str) -> Amounts:  # noqa: ARG002
+        return Amounts()
 
 
 def review(obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, **request: Any) -> Obj:

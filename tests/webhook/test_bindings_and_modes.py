@@ -8,10 +8,10 @@ from tests.webhook.pods import CARDS, NAMES, container, gpu, limits_in, pod, wor
 from tests.webhook.reviews import Caller, MakeCaller
 from vcuda.pod import PodSpec
 from vcuda.policy import Mode, Policy
-from webhook.admission import Bound
+from webhook.validating import Bound
 
-GPU = Bound({NAMES.limits: "{}"}, PodSpec())
-PLAIN = Bound({}, PodSpec())
+GPU = Bound("u1", {NAMES.limits: "{}"}, PodSpec())
+PLAIN = Bound("u2", {}, PodSpec())
 
 
 def binding(name: str, **notes: str) -> dict[str, Any]:
@@ -40,9 +40,21 @@ def test_only_schedulers_put_gpu_pods_on_nodes(with_pods: Caller, subresource: s
 
 
 def test_other_pods_may_be_bound_by_anybody_who_may(with_pods: Caller) -> None:
-    """Also pods that are gone: the API server says so itself."""
+    """By their name, or by their uid."""
     assert with_pods.validate(binding("plain"), subresource="binding").allowed
-    assert with_pods.validate(binding("gone"), subresource="binding").allowed
+    known = binding("plain")
+    known["metadata"]["uid"] = "u2"
+    assert with_pods.validate(known, subresource="binding").allowed
+
+
+def test_a_pod_that_is_not_there_cannot_be_bound(with_pods: Caller) -> None:
+    """It may be there, with GPUs, when the binding takes effect: whoever tries often enough would win."""
+    answer = with_pods.validate(binding("gone"), subresource="binding")
+    assert answer.codes == ["BindingForeign"]
+    assert "no such pod" in answer.message
+    other = binding("plain")
+    other["metadata"]["uid"] = "another"
+    assert with_pods.validate(other, subresource="binding").fields == ["metadata.uid"]
 
 
 def test_a_binding_cannot_carry_a_placement(with_pods: Caller) -> None:
@@ -54,7 +66,7 @@ def test_a_binding_cannot_carry_a_placement(with_pods: Caller) -> None:
 def test_a_pod_known_by_its_resources_counts_as_well(make_caller: MakeCaller) -> None:
     """One from before Quotient."""
     spec = PodSpec(containers=[gpu_container()])
-    assert make_caller(pods={"p": Bound({}, spec)}).validate(binding("p"), subresource="binding").codes == [
+    assert make_caller(pods={"p": Bound("u", {}, spec)}).validate(binding("p"), subresource="binding").codes == [
         "BindingForeign"
     ]
 
@@ -90,6 +102,8 @@ def test_a_cluster_in_audit_looks_on(make_caller: MakeCaller) -> None:
     assert api.metrics.registry.get_sample_value("quotient_admission_decisions_total", labels) == 1
     assert api.metrics.registry.get_sample_value("quotient_admission_reasons_total", {"code": "CoreInvalid"}) == 1
     assert api.mutate(pod(gpu(core="500m"))).allowed
+    for right in (pod(gpu()), pod(container(limits={"tencent.com/vcuda-core": "100"}))):
+        assert api.create(right).warnings == [], "what is right is not told to be wrong"
 
 
 def test_a_namespace_in_audit_is_rewritten_but_not_refused(make_caller: MakeCaller) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.webhook.pods import CORE, gpu, pod
 from tests.webhook.reviews import Answer, Caller, MakeCaller, caller, review
+from vcuda.amounts import Amounts
 from vcuda.decision import BadRequest, Unavailable
 from vcuda.policy import Policy
 from vcuda.quota import Quota
@@ -88,6 +89,9 @@ class Failing:
         raise self._broken
 
     def quotas(self, namespace: str) -> list[Quota]:  # noqa: ARG002
+        raise self._broken
+
+    def used(self, namespace: str) -> Amounts:  # noqa: ARG002
         raise self._broken
 
 
@@ -242,7 +246,7 @@ def shaped(shape: str, inner: Any) -> dict[str, Any]:
         case "deployment":
             return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {}, "spec": {"template": inner}}
         case "cronjob":
-            spec = {"jobTemplate": {"metadata": {}, "spec": {"template": inner}}}
+            spec = {"jobTemplate": {"spec": {"template": inner}}}
             return {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {}, "spec": spec}
         case "binding":
             return {"apiVersion": "v1", "kind": "Binding", **inner}

@@ -204,7 +204,7 @@ def test_a_binding_is_looked_up_in_the_cluster(start: Start) -> None:
         assert status == 200
         return json.loads(body)["response"]["allowed"]
 
-    assert (bind("gpu"), bind("plain"), bind("gone")) == (False, True, True)
+    assert (bind("gpu"), bind("plain"), bind("gone")) == (False, True, False)
 
 
 def test_probes_and_metrics_have_a_port_of_their_own(start: Start, authority: Authority) -> None:
