@@ -17,6 +17,7 @@ class Code(StrEnum):
     MEMORY_MISSING = "MemoryMissing"
     CORE_MISSING = "CoreMissing"
     REQUEST_DIFFERS = "RequestDiffersFromLimit"
+    LIMIT_MISSING = "LimitMissing"
     VOCABULARIES_MIXED = "VocabulariesMixed"
     CONTAINER_UNKNOWN = "ContainerUnknown"
     CORE_LIMIT_INVALID = "CoreLimitInvalid"

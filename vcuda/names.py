@@ -91,6 +91,11 @@ class Names:
         return self._under("memory-follows-core")
 
     @cached_property
+    def rewritten(self) -> str:
+        """Annotation of a workload's template, written by the webhook: containers whose part of a card it rewrote."""
+        return self._under("cards-rewritten")
+
+    @cached_property
     def limits(self) -> str:
         """Pod annotation, written by the webhook: what each container may use."""
         return self._under("vcuda-limits")

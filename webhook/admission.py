@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from vcuda.amounts import Amounts
 from vcuda.decision import BadRequest, Code, Decision
-from vcuda.pod import Resources
 from vcuda.policy import Mode, Policy
 from vcuda.quota import Quota
 from webhook.drafting import Draft, shortened
+from webhook.fractions import is_fraction, ours_of
 from webhook.mutating import clean_environment, containers_of, rewrite
 from webhook.objects import Binding, Pod
 from webhook.reading import Asked, read
@@ -29,7 +29,15 @@ from webhook.validating import (
     is_governed,
     wrong_with,
 )
-from webhook.workloads import KINDS, Governance, check_workload, is_part, read_workload, rewrite_fractions
+from webhook.workloads import (
+    KINDS,
+    Governance,
+    check_workload,
+    patched,
+    read_workload,
+    settle_fractions,
+    wrong_with_template,
+)
 
 CREATE, UPDATE = "CREATE", "UPDATE"
 POD, BINDING = ("", "Pod"), ("", "Binding")
@@ -129,8 +137,10 @@ class Admission:
         return bool(asked.reasons) and (
             any(reason.code in REFUSED_EARLY for reason in asked.reasons)
             or any(
-                is_part(self.rules.language.by_key, container.resources or Resources())
+                is_fraction(amount)
                 for _, container in containers_of(pod.spec)
+                for part in ours_of(container, self.rules).parts
+                for amount in part.values()
             )
         )
 
@@ -147,13 +157,14 @@ class Admission:
     def _draft_workload(self, request: Request, policy: Policy) -> tuple[Draft, Decision]:
         maker = read_workload(request.object, request, "request.object")
         before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-        draft = rewrite_fractions(maker, before, self.rules)
-        if draft.operations or maker.metadata.is_controlled:
-            return draft, Decision()
-        pod = maker.decoded().as_pod()
-        asked = read(pod, self.rules, policy)
-        early = wrong_with(pod, asked, self.rules, policy, draft.path) if self._is_refused_early(pod, asked) else []
-        return draft, Decision(tuple(early))
+        draft = settle_fractions(maker, before, request, self.rules)
+        if maker.metadata.is_controlled:
+            return draft, ALLOWED
+        if draft.operations:
+            maker = read_workload(patched(request.object, draft.operations), request, "request.object")
+        pod, asked, wrong = wrong_with_template(maker, self.rules, policy)
+        early = any(reason.code is Code.LIMIT_MISSING for reason in wrong) or self._is_refused_early(pod, asked)
+        return draft, Decision(tuple(wrong)) if early else ALLOWED
 
     def _check_update(self, request: Request, policy: Policy) -> Decision:
         """Check a change to a pod, by whichever way it comes: its annotations can be changed by its status, too."""

@@ -50,6 +50,13 @@ class Draft:
         if (short := shortened(text)) not in self.warnings:
             self.warnings.append(short)
 
+    def moved(self, root: str) -> "Draft":
+        """Give the same operations on an object in which this one stands at `root`."""
+        draft = Draft(root)
+        draft.operations = [{**each, "path": root + each["path"]} for each in self.operations]
+        draft.warnings = self.warnings
+        return draft
+
     def finish(self, metadata: Metadata | None) -> "Draft":
         """Write out the annotations, where there were some and where there were none."""
         if metadata is None or metadata.annotations is None:

@@ -131,7 +131,7 @@ def speaks(rules: Rules, spec: str, metadata: str) -> dict[str, str]:
 
     On UPDATE the object before counts as well: otherwise taking an annotation away would go unseen. Every field may be
     missing, and an error in a condition would count against the object. The API server bounds what a condition may
-    cost, so that nothing here may depend on how many annotations a stranger's pod has: keys are looked up, not searched.
+    cost, so nothing here may depend on how many annotations a stranger's pod has: keys are looked up, not searched.
     """
     containers = " + ".join(either(f"o.{spec}.{field}", "[]") for field in ("containers", "initContainers"))
     resources = ", ".join(either(f"c.resources.{part}", "{}") for part in ("limits", "requests"))

@@ -4,25 +4,27 @@ Templates are not rewritten, which would fight those who keep them in Git. One e
 API server would refuse in a template before any pod is made of it.
 """
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Sequence
+from typing import Any
 
+import jsonpatch
 from msgspec import Raw, Struct
 
 from vcuda.amounts import Amounts
-from vcuda.decision import Decision
-from vcuda.pod import Container, Resources, Written
+from vcuda.decision import BadRequest, Code, Decision, Reason, shown
+from vcuda.names import LAST_APPLIED
 from vcuda.policy import Policy
-from vcuda.quantity import QuantityError, parse
 from vcuda.quota import Quota, fit
-from vcuda.request import ContainerRequest, Role, read_container
 from webhook.advising import advice, misplaced
-from webhook.drafting import Draft, escaped, shortened
-from webhook.mutating import containers_of, rewrite, with_names
-from webhook.objects import AdmittedContainer, CronJob, Metadata, Pod, Template, Workload
+from webhook.drafting import Draft, shortened
+from webhook.fractions import rewrite_fractions
+from webhook.mutating import containers_of, dotted, rewrite
+from webhook.objects import CronJob, Metadata, Pod, Template, Workload
 from webhook.reading import Asked, read
 from webhook.review import Request, decode_object
 from webhook.rules import Rules
-from webhook.validating import wrong_with
+from webhook.validating import moved, wrong_with
 
 TEMPLATE = "/spec/template"
 CRON_TEMPLATE = "/spec/jobTemplate/spec/template"
@@ -67,75 +69,53 @@ def template_of(workload: Workload) -> Raw:
     return Raw(b"{}") if bytes(workload.spec.template) == b"null" else workload.spec.template
 
 
-def rewrite_fractions(maker: PodMaker, before: PodMaker | None, rules: Rules) -> Draft:
-    """Draft canonical amounts for parts of a card."""
-    draft = Draft(maker.root)
+def settle_fractions(maker: PodMaker, before: PodMaker | None, request: Request, rules: Rules) -> Draft:
+    """Draft what the parts of a card in a workload's template need, unless a controller made it."""
     if maker.metadata.is_controlled:
-        return draft
-    template = maker.decoded()
-    known = before.decoded().as_pod() if before else None
-    old = {container.name: container for _, container in containers_of(known.spec)} if known else {}
-    follow: list[str] = []
-    for place, container in containers_of(template.spec):
-        written = container.resources or Resources()
-        if not is_part((rules.names.cards,), written) or asks_anew(container, old.get(container.name), rules):
-            continue
-        share = share_of_cards(container, rules)
-        if share is None:
-            continue
-        follow.append(container.name)
-        for part, amounts in (("limits", written.limits), ("requests", written.requests)):
-            if amounts is None:
-                continue
-            inside = f"{place}/resources/{part}"
-            draft.add(f"{inside}/{escaped(rules.names.core)}", str(share.share.cores))
-            draft.add(f"{inside}/{escaped(rules.names.memory)}", str(share.share.memory_count))
-            if rules.names.cards in amounts:
-                draft.remove(f"{inside}/{escaped(rules.names.cards)}")
-    if follow:
-        key = rules.names.memory_follows_core
-        noted = template.metadata.noted if template.metadata else {}
-        draft.annotate(key, with_names(noted.get(key, ""), follow))
-    return draft.finish(template.metadata)
-
-
-def is_part(keys: Collection[str], resources: Resources) -> bool:
-    """Tell whether an amount under one of these keys is no whole number, which Kubernetes allows for none of them."""
-    for amounts in (resources.limits or {}, resources.requests or {}):
-        for key, amount in amounts.items():
-            try:
-                if key in keys and not parse(amount).is_whole:
-                    return True
-            except QuantityError:
-                continue
-    return False
-
-
-def asks_anew(container: AdmittedContainer, before: AdmittedContainer | None, rules: Rules) -> bool:
-    """Tell whether canonical amounts beside the cards are the author's, not those of an earlier rewriting."""
-    own = canonical(container, rules)
-    return bool(own) and (before is None or own != canonical(before, rules))
-
-
-def canonical(container: Container, rules: Rules) -> list[Written]:
-    """Give the canonical amounts of a container."""
-    resources = container.resources or Resources()
-    keys = (rules.names.core, rules.names.memory)
-    found = [{key: part[key] for key in keys if key in part} for part in (resources.limits, resources.requests) if part]
-    return [part for part in found if part]
-
-
-def share_of_cards(container: AdmittedContainer, rules: Rules) -> ContainerRequest | None:
-    """Read a container by its cards alone; None if they cannot be read."""
-    resources = container.resources or Resources()
-    key = rules.names.cards
-    alone = AdmittedContainer(
-        name=container.name,
-        resources=Resources(
-            *({key: part[key]} if part and key in part else None for part in (resources.limits, resources.requests))
-        ),
+        return Draft(maker.root)
+    draft = rewrite_fractions(
+        maker.decoded(), before.decoded() if before else None, applied(maker.metadata, request), rules
     )
-    return read_container(alone, "", Role.APP, rules.language, follows=False)[0]
+    return draft.moved(maker.root)
+
+
+def applied(metadata: Metadata, request: Request) -> Template | None:
+    """Give the template that `kubectl apply` remembers to have applied, if it can be read."""
+    try:
+        return read_workload(Raw(metadata.noted[LAST_APPLIED].encode()), request, "manifest").decoded()
+    except (KeyError, BadRequest):
+        return None
+
+
+def patched(raw: Raw, operations: list[dict[str, Any]]) -> Raw:
+    """Give an object as a patch leaves it."""
+    return Raw(json.dumps(jsonpatch.apply_patch(json.loads(bytes(raw)), operations)).encode())
+
+
+def limits_missing(pod: Pod, rules: Rules) -> list[Reason]:
+    """Find requests without limits: a pod's are completed, a template's are refused by the API server."""
+    return [
+        Reason(
+            code=Code.LIMIT_MISSING,
+            field=f"{dotted(place)}.resources.requests[{key}]",
+            value=shown(value),
+            message="a request without a limit, which Kubernetes does not take in a template",
+            remedy=f"write it under limits, as {key}: {shown(value)}",
+        )
+        for place, container in containers_of(pod.spec)
+        if container.resources is not None
+        for key, value in (container.resources.requests or {}).items()
+        if key in rules.language.by_key and key not in (container.resources.limits or {})
+    ]
+
+
+def wrong_with_template(maker: PodMaker, rules: Rules, policy: Policy) -> tuple[Pod, Asked, list[Reason]]:
+    """Find what is wrong with the pods of a workload, and with its template as such."""
+    pod = maker.decoded().as_pod()
+    asked = read(pod, rules, policy)
+    path = Draft(maker.root).path
+    missing = [moved(reason, path) for reason in limits_missing(pod, rules)]
+    return pod, asked, [*wrong_with(pod, asked, rules, policy, path), *missing]
 
 
 class Governance(Struct, frozen=True):
@@ -154,13 +134,10 @@ def check_workload(maker: PodMaker, before: PodMaker | None, rules: Rules, held:
     same_template = before is not None and bytes(before.template) == bytes(maker.template)
     if same_template and before is not None and before.count >= maker.count:
         return Decision()
-    pod = maker.decoded().as_pod()
-    asked = read(pod, rules, policy)
+    pod, asked, reasons = wrong_with_template(maker, rules, policy)
     if not asked.is_gpu:
         return Decision()
-    path = Draft(maker.root).path
-    reasons = [] if same_template else wrong_with(pod, asked, rules, policy, path)
-    if reasons:
+    if reasons and not same_template:
         return Decision(tuple(reasons))
     warnings = [] if same_template else [*warn(pod, asked, rules, policy, maker)]
     return Decision(warnings=tuple(shortened(each) for each in (*warnings, *beyond_quota(asked, maker, rules, held))))

@@ -320,10 +320,7 @@ def test_a_file_that_holds_no_object_is_said_to(text: str, line: int, told: str)
         ("apiVersion: v1\nkind: List\nitems: 3\n", 2),
         ("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [], x: .inf}\n", 1),
         ("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a]\n", 0),
-        (
-            "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec: {schedule: x, jobTemplate: {spec: {template: {}}}}\n",
-            0,
-        ),
+        (json.dumps(workload(pod(gpu()), "CronJob", "batch/v1", schedule="x")), 0),
     ],
     ids=[
         "metadata that is a text",

@@ -158,6 +158,7 @@ def test_codes_are_stable() -> None:
         "MemoryMissing",
         "CoreMissing",
         "RequestDiffersFromLimit",
+        "LimitMissing",
         "VocabulariesMixed",
         "ContainerUnknown",
         "CoreLimitInvalid",

@@ -21,7 +21,7 @@ from tests.webhook.service import Service
 from tests.webhook.test_refusals import WRONG
 from tests.webhook.test_rewriting import WRITTEN_AS
 from tests.webhook.test_updates import MANIFESTS
-from tests.webhook.test_workloads import KINDS
+from tests.webhook.test_workloads import CHANGES, KINDS
 from vcuda.decision import Unavailable
 from vcuda.vocabulary import Dialects
 
@@ -91,7 +91,7 @@ def plain() -> Obj:
 
 def as_typed(amounts: dict[str, str]) -> dict[str, str]:
     """Undo what a mutating webhook sees: people write 0.3."""
-    return {key: "0.3" if value == "300m" else value for key, value in amounts.items()}
+    return {key: {"300m": "0.3", "500m": "0.5"}.get(value, value) for key, value in amounts.items()}
 
 
 @pytest.mark.parametrize(("amounts", "rules", "expected", "follows"), WRITTEN_AS.values(), ids=WRITTEN_AS.keys())
@@ -148,7 +148,7 @@ def test_workloads_are_checked_when_they_are_applied(governed: Governed, kind: s
     spec = stored["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else stored["spec"]
     template = spec["template"]
     assert template["spec"]["containers"][0]["resources"]["limits"] == {CORE: "30", MEMORY: "1"}
-    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0"}
+    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0", NAMES.rewritten: "c0=30"}
     untouched = governed.create(workload(pod(container(), **policy), kind, version, **extra), dry_run=True)
     assert "inspur.com" not in json.dumps(untouched)
 
@@ -162,6 +162,27 @@ def test_a_deployment_makes_pods_that_are_admitted(governed: Governed) -> None:
     for each in governed.cluster.list(PODS, namespace).items:
         assert each.spec.scheduler_name == "quotient-scheduler"
         assert NAMES.limits in each.metadata.annotations
+
+
+@pytest.mark.parametrize(("limits", "expected", "follows"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_deployments_part_of_a_card_can_be_changed(
+    governed: Governed, limits: dict[str, str] | None, expected: dict[str, str], follows: str | None
+) -> None:
+    """With kubectl, against what the API server really merges."""
+    namespace = governed.namespace()
+
+    def apply(amounts: dict[str, str] | None) -> Obj:
+        made = {"name": "c0", "image": "i", "resources": {"limits": as_typed(amounts or {})}}
+        manifest = workload(pod(made), selector={"matchLabels": {"app": "x"}}, replicas=0)
+        manifest["metadata"] |= {"namespace": namespace}
+        told = governed.real.kubectl("apply", "-ojson", "-f-", stdin=json.dumps(manifest))
+        template: Obj = json.loads(told)["spec"]["template"]
+        return template
+
+    apply({CARDS: "300m"})
+    template = apply(limits)
+    assert template["spec"]["containers"][0]["resources"]["limits"] == expected
+    assert template["metadata"].get("annotations", {}).get(NAMES.memory_follows_core) == follows
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS.keys())
@@ -266,6 +287,65 @@ def test_mirror_pods_cannot_be_forged(governed: Governed) -> None:
     forged = pod(gpu(), annotations={"kubernetes.io/config.mirror": "x"}, nodeName="n1")
     with pytest.raises(Refusal, match="only the kubelet of node n1"):
         governed.create(forged, dry_run=True)
+
+
+def test_the_status_is_no_way_around(governed: Governed) -> None:
+    """Annotations can be changed with it; and a kubelet's updates of it never reach us."""
+    namespace = governed.namespace()
+    governed.create(pod(gpu()), namespace)
+    patch = ["patch", "pod", "p", "-n", namespace, "--subresource=status", "--type=merge", "-p"]
+    for key in (NAMES.placement, NAMES.limits, NAMES.use_models):
+        forged = json.dumps({"metadata": {"annotations": {key: "x"}}})
+        assert "denied the request" in governed.real.kubectl(*patch, forged, check=False)
+    before = counted(governed.webhook)
+    assert "patched" in governed.real.kubectl(
+        *patch, '{"status": {"phase": "Running"}, "metadata": {"labels": {"a": "b"}}}'
+    )
+    assert counted(governed.webhook) == before
+
+
+def test_whoever_binds_often_enough_does_not_win(governed: Governed) -> None:
+    """A pod that is not there yet may be there a moment later, with GPUs."""
+    namespace = governed.namespace()
+    base = f"/api/v1/namespaces/{namespace}"
+    going, bound = True, []
+
+    def keep_binding() -> None:
+        while going:
+            try:
+                governed.cluster._call("POST", f"{base}/pods/p/binding", {}, binding("p"))
+                bound.append("p")
+            except (ApiError, Unavailable):
+                continue
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            for _ in range(2):
+                pool.submit(keep_binding)
+            for _ in range(8):
+                governed.create(pod(gpu()), namespace)
+                governed.cluster.delete(PODS, "p", namespace, grace_s=0)
+        finally:
+            going = False
+    assert bound == []
+
+
+def test_mirror_pods_cannot_carry_what_is_quotients(governed: Governed) -> None:
+    """Nor can pods that speak of GPUs in no other way."""
+    forged = pod(container(), annotations={"kubernetes.io/config.mirror": "x", NAMES.placement: "{}"}, nodeName="n1")
+    with pytest.raises(Refusal, match="only the kubelet of node n1"):
+        governed.create(forged, dry_run=True)
+
+
+def test_a_strangers_pod_may_have_as_many_annotations_as_kubernetes_allows(governed: Governed) -> None:
+    """What decides whether we are asked must not depend on them."""
+    namespace = governed.namespace()
+    for number, count, prefix in ((0, 1000, f"{'a' * 60}.{'b' * 60}."), (1, 8000, "")):
+        notes = {f"{prefix}example.org/{index:05}{'k' * (50 if prefix else 1)}": "" for index in range(count)}
+        made = pod(container(), annotations=notes)
+        made["metadata"]["name"] = f"p{number}"
+        governed.create(made, namespace)
+        governed.real.kubectl("label", "pod", f"p{number}", "-n", namespace, "x=y")
 
 
 def test_other_objects_never_reach_the_webhook(governed: Governed) -> None:

@@ -1,6 +1,7 @@
 """Workloads: mistakes are told when they are applied, and templates stay as their authors wrote them."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, pod, workload
 from tests.webhook.reviews import Caller, MakeCaller
 from vcuda.quota import parse_quota
+
+Obj = dict[str, Any]
 
 KINDS = {
     "Deployment": "apps/v1",
@@ -60,7 +63,7 @@ def test_parts_of_a_card_are_the_exception(api: Caller, kind: str, version: str,
     wanted = {CORE: "30", MEMORY: "1", "cpu": "1"}
     assert first["resources"] == {"limits": wanted, **({"requests": wanted} if with_requests else {})}
     assert second["resources"]["limits"] == {CARDS: "2"}
-    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0"}
+    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0", NAMES.rewritten: "c0=30"}
     assert "schedulerName" not in str(api.mutate(written).patch)
     assert api.validate(after).allowed
 
@@ -95,6 +98,86 @@ def test_another_part_of_a_card_wins_over_what_was_rewritten_before(api: Caller)
     made = api.mutate(after, "UPDATE", stored).patched()
     assert made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {CORE: "50", MEMORY: "1"}
     assert api.validate(made, "UPDATE", stored).allowed
+
+
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def reapplied(stored: Obj, limits: dict[str, str] | None, *, gone: tuple[str, ...] = (), name: str = "c0") -> Obj:
+    """Merge a changed manifest over a stored workload, as `kubectl apply` does, with what it remembers."""
+    after = copy.deepcopy(stored)
+    template = after["spec"]["template"]["spec"]
+    made = container(name, limits)
+    manifest = workload(pod(made), replicas=1)
+    after["metadata"]["annotations"] = {APPLIED: json.dumps(manifest)}
+    if name != "c0":
+        template["containers"] = [made]
+        return after
+    resources = template["containers"][0]["resources"]
+    for part in ("limits", "requests"):
+        resources[part] |= limits or {}
+        for key in gone:
+            resources[part].pop(key, None)
+    return after
+
+
+CHANGES: dict[str, tuple[dict[str, str] | None, dict[str, str], str | None]] = {
+    "another part": ({CARDS: "500m"}, {CORE: "50", MEMORY: "1"}, "c0"),
+    "whole cards": ({CARDS: "1"}, {CARDS: "1"}, None),
+    "canonical amounts": ({CORE: "50", MEMORY: "30"}, {CORE: "50", MEMORY: "30"}, None),
+    "canonical amounts of the same cores": ({CORE: "30", MEMORY: "8"}, {CORE: "30", MEMORY: "8"}, None),
+    "another vocabulary": ({"k8s.amazonaws.com/vgpu": "5"}, {"k8s.amazonaws.com/vgpu": "5"}, None),
+    "no GPU any more": ({"cpu": "1"}, {"cpu": "1"}, None),
+    "the same again": ({CARDS: "300m"}, {CORE: "30", MEMORY: "1"}, "c0"),
+}
+
+
+@pytest.mark.parametrize(("limits", "expected", "follows"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_part_of_a_card_can_be_changed_into_anything(
+    api: Caller, limits: dict[str, str] | None, expected: dict[str, str], follows: str | None
+) -> None:
+    """What was put in before is taken out again, and nobody is told of what he did not write."""
+    stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})), replicas=1)).patched()
+    after = reapplied(stored, limits)
+    answer = api.mutate(after, "UPDATE", stored)
+    assert answer.allowed, answer.message
+    made = answer.patched()
+    template = made["spec"]["template"]
+    assert template["spec"]["containers"][0]["resources"]["limits"] == expected
+    assert template["metadata"].get("annotations", {}).get(NAMES.memory_follows_core) == follows
+    assert (NAMES.rewritten in template["metadata"].get("annotations", {})) == (follows is not None)
+    checked = api.validate(made, "UPDATE", stored)
+    assert checked.allowed, checked.message
+    assert api.mutate(made, "UPDATE", stored).patch == []
+
+
+def test_a_container_with_a_part_of_a_card_can_be_renamed(api: Caller) -> None:
+    """The annotation follows."""
+    stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})))).patched()
+    made = api.mutate(reapplied(stored, {CARDS: "300m"}, name="main"), "UPDATE", stored).patched()
+    assert made["spec"]["template"]["metadata"]["annotations"] == {
+        NAMES.memory_follows_core: "main",
+        NAMES.rewritten: "main=30",
+    }
+    assert api.validate(made, "UPDATE", stored).allowed
+
+
+def test_mistakes_beside_a_part_of_a_card_are_told_in_our_words(api: Caller) -> None:
+    """Before the API server says only that something must be an integer."""
+    both = workload(pod(container("a", {CARDS: "300m"}), gpu("b", "500m", "1")))
+    assert api.mutate(both).codes == ["QuantityInvalid"]
+
+
+def test_a_template_needs_limits(api: Caller) -> None:
+    """A pod's are completed; a template's would be refused by the API server."""
+    asked = {"name": "c0", "image": "i", "resources": {"requests": {CORE: "50", MEMORY: "30"}, "limits": {"cpu": "1"}}}
+    answer = api.mutate(workload(pod(asked)))
+    assert answer.codes == ["LimitMissing", "LimitMissing"]
+    assert answer.fields[0] == f"spec.template.spec.containers[0].resources.requests[{CORE}]"
+    part = {"name": "c0", "image": "i", "resources": {"requests": {CARDS: "300m"}}}
+    made = api.mutate(workload(pod(part))).patched()
+    resources = made["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["limits"] == resources["requests"] == {CORE: "30", MEMORY: "1"}
 
 
 def test_a_part_of_a_card_beside_an_amount_of_the_authors_own_is_a_mistake(api: Caller) -> None:

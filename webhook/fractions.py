@@ -1,0 +1,179 @@
+"""Parts of a card in workloads' templates: made whole numbers, and made again whenever the author changes them.
+
+The API server would refuse `0.3` in a template, so the template gets canonical amounts, and an annotation that records
+which containers were so rewritten. What the author changes later is merged over that: a new part of a card, whole
+cards, another vocabulary, none at all, another name. Then what was put in before is a leftover, and is taken out again.
+"""
+
+import re
+from collections.abc import Collection
+
+from msgspec import Struct
+
+from vcuda.pod import Container, Resources, Written
+from vcuda.quantity import NANO, QuantityError, parse
+from vcuda.request import TOKEN, Role, read_container
+from vcuda.vocabulary import Share
+from webhook.drafting import Draft, escaped
+from webhook.mutating import containers_of, is_count
+from webhook.objects import AdmittedContainer, Metadata, Template
+from webhook.rules import Rules
+
+RECORD = re.compile(r"(?P<name>[^=,]+)=(?P<cores>[1-9][0-9]?)", re.ASCII)
+
+
+class Amounts(Struct):
+    """What a container asks for under our keys, in the making."""
+
+    limits: Written
+    requests: Written | None
+
+    @property
+    def parts(self) -> list[Written]:
+        """Limits, and requests where there are any."""
+        return [self.limits] if self.requests is None else [self.limits, self.requests]
+
+    def drop(self, keys: Collection[str]) -> None:
+        """Take keys out."""
+        for part in self.parts:
+            for key in keys:
+                part.pop(key, None)
+
+
+def rewrite_fractions(template: Template, before: Template | None, manifest: Template | None, rules: Rules) -> Draft:
+    """Draft canonical amounts for parts of a card. `manifest` is what was applied, if that is known."""
+    draft = Draft()
+    # The template's own record is newer where this call has rewritten it before; a replaced template may have none.
+    recorded = record_of(before.metadata if before else None, rules) | record_of(template.metadata, rules)
+    now: dict[str, int] = {}
+    following: list[str] = []
+    for place, container in containers_of(template.spec):
+        amounts = ours_of(container, rules)
+        old = recorded.get(container.name)
+        if old is not None and is_leftover(amounts, old, rules):
+            if speaks_otherwise(amounts, rules) or is_dropped(container.name, manifest, rules):
+                amounts.drop((rules.names.core, rules.names.memory))
+            else:
+                now[container.name] = old
+        share = part_of_card(amounts, container.name, rules)
+        if share is not None:
+            now[container.name] = share.cores
+            amounts.drop((rules.names.cards,))
+            for part in amounts.parts:
+                part |= {rules.names.core: str(share.cores), rules.names.memory: str(share.memory_count)}
+        elif may_follow(amounts, rules):
+            following.append(container.name)
+        write(place, container, amounts, rules, draft)
+    annotate(template.metadata, recorded, now, following, rules=rules, draft=draft)
+    return draft.finish(template.metadata)
+
+
+def record_of(metadata: Metadata | None, rules: Rules) -> dict[str, int]:
+    """Read which containers were rewritten before, and to how many cores."""
+    text = (metadata.noted if metadata else {}).get(rules.names.rewritten, "")
+    return {found["name"]: int(found["cores"]) for found in RECORD.finditer(text)}
+
+
+def ours_of(container: AdmittedContainer, rules: Rules) -> Amounts:
+    """Give what a container asks for under our keys."""
+    resources = container.resources or Resources()
+    by_key = rules.language.by_key
+    limits = {key: value for key, value in (resources.limits or {}).items() if key in by_key}
+    if resources.requests is None:
+        return Amounts(limits, None)
+    return Amounts(limits, {key: value for key, value in resources.requests.items() if key in by_key})
+
+
+def is_leftover(amounts: Amounts, cores: int, rules: Rules) -> bool:
+    """Tell whether canonical amounts are those that were put in."""
+    wanted = {rules.names.core: str(cores), rules.names.memory: str(TOKEN)}
+    return all(key in amounts.limits and is_count(amounts.limits[key], value) for key, value in wanted.items())
+
+
+def speaks_otherwise(amounts: Amounts, rules: Rules) -> bool:
+    """Tell whether there is anything but canonical amounts."""
+    own = (rules.names.core, rules.names.memory)
+    return any(key not in own and not is_zero(part[key]) for part in amounts.parts for key in part)
+
+
+def is_zero(amount: str | float) -> bool:
+    """Tell whether an amount counts as absent."""
+    try:
+        return parse(amount).nanos == 0
+    except QuantityError:
+        return False
+
+
+def is_dropped(name: str, manifest: Template | None, rules: Rules) -> bool:
+    """Tell whether what was applied has this container without any GPU."""
+    if manifest is None:
+        return False
+    found = [container for _, container in containers_of(manifest.spec) if container.name == name]
+    return bool(found) and not any(part for container in found for part in ours_of(container, rules).parts)
+
+
+def part_of_card(amounts: Amounts, name: str, rules: Rules) -> Share | None:
+    """Read a part of a card; None if there is none, if it cannot be read, or if another vocabulary stands beside it."""
+    key = rules.names.cards
+    parts = [part[key] for part in amounts.parts if key in part]
+    if not any(map(is_fraction, parts)) or any(set(part) - {key} for part in amounts.parts):
+        return None
+    alone = Container(name, Resources(amounts.limits, amounts.requests))
+    found, _ = read_container(alone, "", Role.APP, rules.language, follows=False)
+    return found.share if found else None
+
+
+def is_fraction(amount: str | float) -> bool:
+    """Tell whether an amount is no whole number, which Kubernetes allows for no resource of this sort."""
+    try:
+        return parse(amount).nanos % NANO != 0
+    except QuantityError:
+        return False
+
+
+def may_follow(amounts: Amounts, rules: Rules) -> bool:
+    """Tell whether memory can follow the cores here: there are some, and no memory but perhaps a token."""
+    memory = amounts.limits.get(rules.names.memory)
+    return rules.names.core in amounts.limits and (memory is None or is_count(memory, str(TOKEN)))
+
+
+def write(place: str, container: AdmittedContainer, amounts: Amounts, rules: Rules, draft: Draft) -> None:
+    """Draft what makes a container ask for these amounts under our keys, and for all else as before."""
+    resources = container.resources or Resources()
+    by_key = rules.language.by_key
+    for part, written, wanted in (
+        ("limits", resources.limits, amounts.limits),
+        ("requests", resources.requests, amounts.requests),
+    ):
+        if wanted is None or (written is None and not wanted):
+            continue
+        inside = f"{place}/resources/{part}"
+        if written is None:
+            draft.add(inside, wanted)
+            continue
+        for key in written:
+            if key in by_key and key not in wanted:
+                draft.remove(f"{inside}/{escaped(key)}")
+        for key, value in wanted.items():
+            if written.get(key) != value:
+                draft.add(f"{inside}/{escaped(key)}", value)
+
+
+def annotate(
+    metadata: Metadata | None,
+    recorded: dict[str, int],
+    now: dict[str, int],
+    following: list[str],
+    *,
+    rules: Rules,
+    draft: Draft,
+) -> None:
+    """Record what was rewritten, and let memory follow there and no longer where it was."""
+    if not recorded and not now:
+        return
+    listed = (metadata.noted if metadata else {}).get(rules.names.memory_follows_core, "")
+    present = [name.strip() for name in listed.split(",") if name.strip()]
+    gone = set(recorded) - set(now) - set(following)
+    names = [*(name for name in present if name not in gone), *(name for name in now if name not in present)]
+    draft.annotate(rules.names.memory_follows_core, ",".join(names) or None)
+    draft.annotate(rules.names.rewritten, ",".join(f"{name}={cores}" for name, cores in now.items()) or None)
