@@ -101,7 +101,7 @@ def vcuda(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabulary:
                 f"add {names.core}: 1 to 99, or a multiple of 100",
             )
         cores, held = all_of(
-            lambda: check_cores(names.core, whole_number(names.core, asked[names.core])),
+            lambda: check_cores(names.core, whole_number(names.core, as_cores(names.core, asked[names.core]))),
             lambda: memory(names.memory, asked.get(names.memory), own_unit_mib, unit_mib),
         )
         return Share(cores, held)
@@ -206,6 +206,14 @@ def whole_number(key: str, amount: Quantity, step: int = WHOLE) -> int:
     if not amount.is_whole:
         raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", advice(amount.whole, step))
     return bounded(key, amount.whole, step)
+
+
+def as_cores(key: str, amount: Quantity) -> Quantity:
+    """Refuse 0.5 for half a card with the number that was meant: cores are hundredths."""
+    if 0 < amount.nanos < NANO:
+        meant = max(1, amount.nanos * WHOLE // NANO)
+        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number; 100 is one GPU", f"ask for {meant}")
+    return amount
 
 
 def bounded(key: str, count: int, step: int) -> int:

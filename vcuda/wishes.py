@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from vcuda.decision import Code, Reason, shown
 from vcuda.language import Language
-from vcuda.model import matches, parse_model
+from vcuda.model import SERIES, matches, parse_model
 from vcuda.vocabulary import WHOLE
 
 CORE_LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
@@ -34,8 +34,8 @@ def annotation_at(key: str) -> str:
     return f"metadata.annotations[{key}]"
 
 
-def read_wishes(annotations: Mapping[str, str], spoken: Language) -> tuple[Wishes, list[Reason]]:
-    """Read the annotations of a pod; all mistakes come back at once."""
+def read_wishes(annotations: Mapping[str, str], spoken: Language, least: int = 1) -> tuple[Wishes, list[Reason]]:
+    """Read the annotations of a pod whose largest fraction is `least`; all mistakes come back at once."""
     written = [each for each in annotations.items() if each[0] in spoken.wishes]
     if not written:
         return NOTHING, []
@@ -49,7 +49,7 @@ def read_wishes(annotations: Mapping[str, str], spoken: Language) -> tuple[Wishe
         elif each[1].strip() != first[1].strip():
             reasons.append(differing(each, first))
     limit, use, avoid = found
-    core_limit = read_core_limit(*limit, reasons.append) if limit else None
+    core_limit = read_core_limit(*limit, least, reasons.append) if limit else None
     models = read_models(*use, reasons.append) if use else ()
     avoided = read_models(*avoid, reasons.append) if avoid else ()
     if use and avoid and models and all(any(matches(no, parse_model(yes)) for no in avoided) for yes in models):
@@ -76,12 +76,12 @@ def differing(this: tuple[str, str], other: tuple[str, str]) -> Reason:
     )
 
 
-def read_core_limit(key: str, text: str, wrong: Callable[[Reason], None]) -> int | None:
+def read_core_limit(key: str, text: str, least: int, wrong: Callable[[Reason], None]) -> int | None:
     """Read how far containers may burst; whether it is enough depends on what they ask for."""
     bare = text.strip()
     if CORE_LIMIT.fullmatch(bare) and 1 <= int(bare) <= WHOLE:
         return int(bare)
-    wrong(core_limit_invalid(key, text, 1))
+    wrong(core_limit_invalid(key, text, least))
     return None
 
 
@@ -132,7 +132,13 @@ def models_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     unknown: list[str] = []
     for word in filter(None, map(str.strip, text.split(","))):
         try:
-            models[parse_model(word).name] = None
+            model = parse_model(word)
         except ValueError:
             unknown.append(word)
+            continue
+        # A list that was separated otherwise, or a series, which is no model yet, would match nothing for ever.
+        if any(mark in word for mark in ";|") or model.name.lower() in SERIES:
+            unknown.append(word)
+        else:
+            models[model.name] = None
     return tuple(models), tuple(unknown)

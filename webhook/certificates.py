@@ -1,8 +1,7 @@
 """The serving certificate: loaded from a mounted secret, followed as it changes, and never replaced by a worse one.
 
 A secret's files change one after another, and a half-written or mismatched pair must not take the webhook down. So
-both are read, checked against each other, and only then given to the live TLS context. Connections that exist keep
-what they were made with.
+both are read, checked against each other, and only then served. Connections that exist keep what they were made with.
 """
 
 import os
@@ -92,19 +91,34 @@ def put_into(context: ssl.SSLContext, pair: KeyPair) -> None:
 
 
 class Certificates:
-    """The pair in use, and the TLS context that serves it."""
+    """The pair in use, and the TLS context that serves it.
+
+    A context that is in use must not be changed: a handshake in the middle of it would see half of each. So a new one
+    is made for each pair, with the CAs of callers that are trusted now, and every new connection is given the latest.
+    """
 
     def __init__(self, folder: Path, server_name: str, client_ca: Path | None = None) -> None:
         self._folder, self._server_name, self._client_ca = folder, server_name, client_ca
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
-        if client_ca is not None:
-            self.context.verify_mode = ssl.CERT_REQUIRED
+        self.context = self._empty()
+        self.context.sni_callback = self._give_latest
+        self._latest: ssl.SSLContext | None = None
         self._clients = b""
         self.in_use: KeyPair | None = None
         self.failures = 0
         self._refused: object = None
+
+    def _empty(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        if self._client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _give_latest(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        """Begin a handshake, whether or not the caller names a server, with what is served now."""
+        if self._latest is not None:
+            connection.context = self._latest
 
     def refresh(self, now: datetime | None = None) -> str:
         """Take what is in the folder now, unless it is worse; says what happened, or nothing if nothing did."""
@@ -118,14 +132,13 @@ class Certificates:
             problem = pair.problem(now, self._server_name)
             if problem and self.in_use is not None and not self.in_use.problem(now, self._server_name):
                 raise CertificateError(f"{self._folder}: {problem}; the one in use stays")  # noqa: TRY301
-            # A context of its own first: what fails there must not leave the live one with half a pair.
-            put_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), pair)
-            put_into(self.context, pair)
+            latest = self._empty()
+            put_into(latest, pair)
             if trusted:
-                self.context.load_verify_locations(cadata=trusted.decode("ascii"))
+                latest.load_verify_locations(cadata=trusted.decode("ascii"))
         except (CertificateError, ssl.SSLError, ValueError) as wrong:
             return self._refuse(str(wrong))
-        self.in_use, self._clients, self._refused = pair, trusted, None
+        self._latest, self.in_use, self._clients, self._refused = latest, pair, trusted, None
         until = f"{pair.not_after:%Y-%m-%d %H:%M} UTC"
         return f"serving a certificate for {', '.join(pair.names)} until {until}" + (f": {problem}" if problem else "")
 

@@ -38,7 +38,7 @@ def read(pod: Pod, rules: Rules, policy: Policy) -> Asked:
     request = reading.request
     if not request.is_gpu and not reading.reasons:
         return NOTHING  # Its annotations may be anything: they are nobody's business here.
-    wishes, wrong = read_wishes(annotations, spoken)
+    wishes, wrong = read_wishes(annotations, spoken, largest_fraction(request))
     present = annotations.get(names.limits)
     if wishes.core_limit is None or present is None:
         limits = limits_of(request, wishes, policy.core_limit, spoken.unit_mib)
@@ -58,6 +58,11 @@ def read(pod: Pod, rules: Rules, policy: Policy) -> Asked:
     return Asked(request, wishes, limits, written, tuple(reasons))
 
 
+def largest_fraction(request: PodRequest) -> int:
+    """Give the least that a core limit can be."""
+    return max([each.share.cores for each in request.containers if not each.share.cards], default=1)
+
+
 def is_injected(present: str, core_limit: str | None) -> bool:
     """Tell whether a core limit came with these limits, for a pod that has changed since."""
     before = decode_limits(present)
@@ -70,10 +75,10 @@ def check_burst(
     """Hold a wished core limit to what the containers ask for, and to what the namespace allows."""
     if wishes.core_limit is None:
         return []
-    parts = [each.share.cores for each in request.containers if not each.share.cards]
-    if not parts:
+    least = largest_fraction(request)
+    if all(each.share.cards for each in request.containers):
         return []
-    least, most = max(parts), max(policy.core_limit.max, *parts)
+    most = max(policy.core_limit.max, least)
     if least <= wishes.core_limit <= most:
         return []
     key = next(names.core_limit for names in rules.language.all_names if names.core_limit in annotations)

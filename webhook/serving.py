@@ -203,8 +203,7 @@ class Worker(ASGIWorker):
             ticks += 1
             await self._tick()
             if ticks % TICKS_PER_REFRESH == 0:
-                # On this thread, which makes all handshakes: one in the middle of a change would get half a pair.
-                self.service.refresh_certificate()
+                await asyncio.to_thread(self.service.refresh_certificate)
         await self._drain()
         self.service.stop()
 
@@ -220,7 +219,7 @@ class Worker(ASGIWorker):
     async def _wait_for_certificate(self) -> None:
         """Wait for a first pair: whoever makes it may start later than we."""
         while self.alive and not self.is_leaving:
-            self.service.refresh_certificate()
+            await asyncio.to_thread(self.service.refresh_certificate)
             if self.service.certificates.in_use is not None:
                 return
             await self._tick()

@@ -92,7 +92,7 @@ REFUSED = {
     "finer than a hundredth": ({CARDS: "0.333"}, CARDS, Code.CORE_INVALID, 'ask for "0.33"'),
     "a thousandth": ({CARDS: "1m"}, CARDS, Code.CORE_INVALID, 'ask for "0.01"'),
     "less than nothing": ({CORE: "-50", MEMORY: "30"}, CORE, Code.QUANTITY_INVALID, "ask for a positive amount"),
-    "half a core": ({CORE: "500m", MEMORY: "1"}, CORE, Code.QUANTITY_INVALID, "ask for 1"),
+    "half a card, as cores": ({CORE: "500m", MEMORY: "1"}, CORE, Code.QUANTITY_INVALID, "ask for 50"),
     "no number": ({CORE: "fifty", MEMORY: "1"}, CORE, Code.QUANTITY_INVALID, "write a number such as 50, or 8Gi"),
     "memory without cores": ({MEMORY: "30"}, MEMORY, Code.CORE_MISSING, f"add {CORE}: 1 to 99, or a multiple of 100"),
     "memory with zero cores": (

@@ -132,6 +132,10 @@ def test_clients_are_asked_for_a_certificate_only_if_configured(authority: Autho
     keeper = Certificates(authority.folder, HOST, trusted)
     assert "serving" in keeper.refresh()
     assert keeper.context.verify_mode is ssl.CERT_REQUIRED
-    assert len(keeper.context.get_ca_certs()) == 1
+    assert keeper._latest is not None
+    assert len(keeper._latest.get_ca_certs()) == 1
+    trustme.CA().cert_pem.write_to_path(str(trusted))
+    assert "serving" in keeper.refresh()
+    assert len(keeper._latest.get_ca_certs()) == 1, "a CA that was taken away is trusted no more"
     missing = Certificates(authority.folder, HOST, tmp_path / "missing")
     assert "missing: cannot be read" in missing.refresh()

@@ -23,7 +23,19 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
         ["VocabulariesMixed"],
         "keep those of",
     ),
-    "half a core": (pod(gpu(core="500m")), ["QuantityInvalid"], "ask for 1"),
+    "half a card as cores": (pod(gpu(core="500m")), ["QuantityInvalid"], "100 is one GPU; ask for 50"),
+    "a core and a half": (pod(gpu(core="1500m")), ["QuantityInvalid"], "not a whole number; ask for 2"),
+    "a limit of nothing": (
+        pod(gpu(), annotations={NAMES.core_limit: "0"}),
+        ["CoreLimitInvalid"],
+        'write "50" to "100"',
+    ),
+    "models separated otherwise": (
+        pod(gpu(), annotations={NAMES.use_models: "A100;V100"}),
+        ["ModelInvalid"],
+        "separated by commas",
+    ),
+    "a series that is no model": (pod(gpu(), annotations={NAMES.use_models: "RTX"}), ["ModelInvalid"], "RTX-3090"),
     "a negative amount": (pod(gpu(core="-50")), ["QuantityInvalid"], "positive"),
     "a limit below the core": (
         pod(gpu(), annotations={NAMES.core_limit: "40"}),
