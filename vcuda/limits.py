@@ -84,8 +84,13 @@ def limit(share: Share, wished: int | None, burst: Burst, unit_mib: int) -> Cont
 
 def agreed(limits: Limits) -> int | None:
     """Give the core limit on which all containers with a fraction agree, if they do."""
-    found = {each.core_limit for each in fractions(limits)}
-    return found.pop() if len(found) == 1 else None
+    common: int | None = None
+    for each in limits.containers.values():
+        if each.cores < WHOLE and each.core_limit != common:
+            if common is not None:
+                return None
+            common = each.core_limit
+    return common
 
 
 def fractions(limits: Limits) -> list[ContainerLimits]:

@@ -16,6 +16,8 @@ from vcuda.vocabulary import WHOLE
 
 CORE_LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
 MAX_MODELS = 64
+# Core limit, models, models to avoid.
+KINDS = 3
 
 
 class Wishes(Struct, frozen=True):
@@ -41,13 +43,14 @@ def read_wishes(annotations: Mapping[str, str], spoken: Language, least: int = 1
         return NOTHING, []
     reasons: list[Reason] = []
     found: list[tuple[str, str] | None] = [None, None, None]
-    for each in sorted(written, key=lambda each: spoken.wishes[each[0]]) if len(written) > 1 else written:
-        kind = spoken.wishes[each[0]] % len(found)
-        first = found[kind]
-        if first is None:
-            found[kind] = each
-        elif each[1].strip() != first[1].strip():
-            reasons.append(differing(each, first))
+    for each in written:
+        place = spoken.wishes[each[0]]
+        first = found[place % KINDS]
+        if first is not None:
+            each, first = (first, each) if place > spoken.wishes[first[0]] else (each, first)  # noqa: PLW2901
+            if each[1].strip() != first[1].strip():
+                reasons.append(differing(first, each))
+        found[place % KINDS] = each
     limit, use, avoid = found
     core_limit = read_core_limit(*limit, least, reasons.append) if limit else None
     models = read_models(*use, reasons.append) if use else ()

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vcuda.decision import shown
-from vcuda.limits import agreed
 from vcuda.names import ANCESTOR_POOL_LABELS, MIRROR, SCHEDULER, Names
 from vcuda.pod import Resources
 from vcuda.policy import Policy
@@ -107,8 +106,7 @@ def rewrite_annotations(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> N
     draft.annotate(names.limits, asked.written)
     rename_wishes(pod, rules, draft)
     if asked.wishes.core_limit is None:
-        limit = agreed(asked.limits)
-        draft.annotate(names.core_limit, None if limit is None else str(limit))
+        draft.annotate(names.core_limit, None if asked.core_limit is None else str(asked.core_limit))
     follow = [each.name for each in asked.request.containers if each.share.follows]
     if follow:
         draft.annotate(names.memory_follows_core, with_names(noted.get(names.memory_follows_core, ""), follow))

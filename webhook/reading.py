@@ -13,12 +13,16 @@ from webhook.rules import Rules
 
 
 class Asked(Struct, frozen=True):
-    """A pod as read, and the annotation that says so. Where there are reasons, it is only what could be read."""
+    """A pod as read, and the annotations that say so. Where there are reasons, it is only what could be read.
+
+    `written` are the limits as an annotation, `core_limit` the one on which all fractions agree, if they do.
+    """
 
     request: PodRequest
     wishes: Wishes
     limits: Limits
     written: str
+    core_limit: int | None
     reasons: tuple[Reason, ...]
 
     @property
@@ -27,7 +31,7 @@ class Asked(Struct, frozen=True):
         return self.request.is_gpu or bool(self.reasons)
 
 
-NOTHING = Asked(PodRequest(), Wishes(), Limits(v=VERSION, models=(), containers={}), "", ())
+NOTHING = Asked(PodRequest(), Wishes(), Limits(v=VERSION, models=(), containers={}), "", None, ())
 
 
 def read(pod: Pod, rules: Rules, policy: Policy) -> Asked:
@@ -55,7 +59,7 @@ def read(pod: Pod, rules: Rules, policy: Policy) -> Asked:
             limits = limits_of(request, wishes, policy.core_limit, spoken.unit_mib)
             written = encode_limits(limits)
     reasons = [*reading.reasons, *wrong, *check_burst(request, wishes, policy, rules, annotations)]
-    return Asked(request, wishes, limits, written, tuple(reasons))
+    return Asked(request, wishes, limits, written, agreed(limits), tuple(reasons))
 
 
 def largest_fraction(request: PodRequest) -> int:
