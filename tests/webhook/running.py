@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -88,7 +89,7 @@ class RunningWebhook:
             f"webhook.opsPort={self.ops_port}",
             f"webhook.certificates={authority.folder}",
             f"webhook.serverName={HOST}",
-            "webhook.drainS=1",
+            "webhook.drainS=0.5",
             *settings,
         )
         self.log = authority.folder.parent / f"webhook-{self.port}.log"
@@ -142,16 +143,22 @@ class RunningWebhook:
     def memory_mib(self) -> float:
         """Measure what it takes of the machine's memory, all its processes together, shared pages counted once."""
         assert self.process is not None
-        parent = self.process.pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return sum(proportional_kib(pid) for pid in (parent, *map(int, children))) / 1024
+        return sum(proportional_kib(pid) for pid in (self.process.pid, *self.children())) / 1024
+
+    def children(self) -> list[int]:
+        """Name the processes that it started."""
+        assert self.process is not None
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it, and give its exit code."""
         if self.process is None:
             return 0
         if self.process.poll() is None:
-            self.process.send_signal(number)
+            for pid in (self.process.pid, *self.children()) if number == signal.SIGKILL else (self.process.pid,):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
         code = self.process.wait(30)
         self.process = None
         return code
@@ -160,7 +167,7 @@ class RunningWebhook:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.stop(signal.SIGKILL)
 
 
 def proportional_kib(pid: int) -> int:

@@ -1,6 +1,7 @@
 """Admission by a real API server: every rule, every vocabulary, every way around."""
 
 import json
+import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -435,7 +436,7 @@ def test_without_the_webhook_gpu_pods_are_refused_and_others_do_not_notice(gover
 def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> None:
     """Two replicas behind one address, replaced one after the other while pods are created."""
     unregister(governed.real)
-    replicas = [RunningWebhook(governed.authority, governed.real.kubeconfig, "webhook.drainS=1") for _ in range(2)]
+    replicas = [RunningWebhook(governed.authority, governed.real.kubeconfig) for _ in range(2)]
     failures: list[str] = []
     done: list[int] = []
     going = True
@@ -451,7 +452,7 @@ def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> N
                 failures.append(str(refused))
 
     for each in replicas:
-        each.start()
+        each.start(ready=False)
     try:
         with Service(*replicas) as service, ThreadPoolExecutor(4) as pool:
             eventually(lambda: len(service._ready) == 2, "both replicas")
@@ -471,7 +472,7 @@ def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> N
                 going = False
     finally:
         for each in replicas:
-            each.stop()
+            each.stop(signal.SIGKILL)
         unregister(governed.real)
         register(governed.real, CONFIGURATION, governed.webhook.port, governed.authority)
     assert failures == []
