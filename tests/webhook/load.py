@@ -12,13 +12,13 @@ from tests.webhook.running import HOST, Authority
 class Load:
     """Clients that call as fast as they are answered, and remember every call that failed."""
 
-    def __init__(self, ports: list[int], authority: Authority, body: bytes, *, clients: int = 4) -> None:
-        self._ports, self._authority, self._body = ports, authority, body
+    def __init__(self, port: int, authority: Authority, body: bytes, *, clients: int = 4) -> None:
+        self._port, self._authority, self._body = port, authority, body
         self.calls, self.failures, self.closed = 0, list[str](), 0
         self._ending = threading.Event()
         # Guards the counts above.
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, args=(i,), name=f"load-{i}") for i in range(clients)]
+        self._threads = [threading.Thread(target=self._run, name=f"load-{i}") for i in range(clients)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -30,10 +30,10 @@ class Load:
         for thread in self._threads:
             thread.join(30)
 
-    def _run(self, number: int) -> None:
+    def _run(self) -> None:
         connection: http.client.HTTPSConnection | None = None
         while not self._ending.is_set():
-            connection = connection or self._connect(number)
+            connection = connection or self._connect()
             if connection is None:
                 continue
             try:
@@ -51,23 +51,15 @@ class Load:
         if connection is not None:
             connection.close()
 
-    def _connect(self, number: int) -> http.client.HTTPSConnection | None:
-        """Connect to a server that takes us, as a Service would find one."""
-        for offset in range(len(self._ports)):
-            port = self._ports[(number + offset) % len(self._ports)]
-            made = http.client.HTTPSConnection(HOST, port, timeout=10, context=self._authority.client_context())
-            try:
-                made.connect()
-            except (ConnectionRefusedError, ConnectionResetError):
-                # It has just stopped listening; a Service would have known for a while.
-                made.close()
-                continue
-            except OSError as broken:
-                self._count(f"connecting: {broken!r}")
-                made.close()
-                return None
-            return made
-        return None
+    def _connect(self) -> http.client.HTTPSConnection | None:
+        made = http.client.HTTPSConnection(HOST, self._port, timeout=10, context=self._authority.client_context())
+        try:
+            made.connect()
+        except OSError as broken:
+            self._count(f"connecting: {broken!r}")
+            made.close()
+            return None
+        return made
 
     def _count(self, failure: str, *, closed: bool = False) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ class Service:
 
     def __init__(self, *backends: RunningWebhook) -> None:
         self.backends = list(backends)
-        self._ready: list[RunningWebhook] = []
+        self.ready: list[RunningWebhook] = []
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self._ending = threading.Event()
@@ -37,7 +37,7 @@ class Service:
 
     def _probe(self) -> None:
         while not self._ending.is_set():
-            self._ready = [each for each in list(self.backends) if each.ops("/readyz")[0] == 200]
+            self.ready = [each for each in list(self.backends) if each.ops("/readyz")[0] == 200]
             self._ending.wait(PROBE_EVERY_S)
 
     def _accept(self) -> None:
@@ -46,7 +46,7 @@ class Service:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            ready = self._ready
+            ready = self.ready
             if not ready:
                 client.close()
                 continue

@@ -455,7 +455,7 @@ def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> N
         each.start(ready=False)
     try:
         with Service(*replicas) as service, ThreadPoolExecutor(4) as pool:
-            eventually(lambda: len(service._ready) == 2, "both replicas")
+            eventually(lambda: len(service.ready) == 2, "both replicas")
             register(governed.real, CONFIGURATION, service.port, governed.authority)
             try:
                 for number in range(4):
@@ -464,7 +464,7 @@ def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> N
                 for each in replicas:
                     each.stop()
                     each.start()
-                    eventually(lambda: len(service._ready) == 2, "the new replica")
+                    eventually(lambda: len(service.ready) == 2, "the new replica")
                 governed.authority.issue()
                 before = len(done)
                 eventually(lambda: len(done) > before + 200, "more load, over the new certificate")

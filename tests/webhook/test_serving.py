@@ -17,6 +17,7 @@ from tests.webhook.load import Load, answer_on, request, tls
 from tests.webhook.pods import gpu, pod
 from tests.webhook.reviews import review
 from tests.webhook.running import HOST, Authority, RunningWebhook
+from tests.webhook.service import Service
 
 BODY = json.dumps(review(pod(gpu()))).encode()
 QUICK = ("webhook.handshakeTimeoutS=1", "webhook.bodyTimeoutS=1", "webhook.keepAliveS=2.5")
@@ -245,7 +246,7 @@ def test_it_waits_for_its_first_certificate(start: Start, authority: Authority) 
 def test_certificates_change_under_load_without_a_failed_call(start: Start, authority: Authority) -> None:
     """Good ones are served to new connections; bad ones are not."""
     webhook = start()
-    with Load([webhook.port], authority, BODY) as load:
+    with Load(webhook.port, authority, BODY) as load:
         for spoiled in (False, True, False):
             before = served(webhook, authority)
             if spoiled:
@@ -268,23 +269,21 @@ def served(webhook: RunningWebhook, authority: Authority) -> bytes:
 
 
 def test_a_drain_fails_no_call(start: Start, authority: Authority) -> None:
-    """Replaced one after the other under load, over kept connections."""
-    first, second = start(), start()
-    ports = [first.port, second.port]
-    with Load(ports, authority, BODY) as load:
-        eventually(lambda: load.calls > 100, "the load to run")
-        assert first.process is not None
-        first.process.send_signal(signal.SIGTERM)
-        eventually(lambda: first.ops("/readyz")[0] == 503, "readiness to end")
-        assert "draining" in first.ops("/readyz")[1]
-        assert first.process.wait(20) == 0
-        first.start()
-        second.process.send_signal(signal.SIGTERM) if second.process else None
-        assert second.process is not None
-        assert second.process.wait(20) == 0
-        second.start()
-        calls = load.calls
-        eventually(lambda: load.calls > calls + 100, "the load to go on")
+    """Replaced one after the other under load, over kept connections, new ones going to whoever is ready."""
+    replicas = [start(), start()]
+    with Service(*replicas) as service:
+        eventually(lambda: len(service.ready) == 2, "both to be ready")
+        with Load(service.port, authority, BODY) as load:
+            eventually(lambda: load.calls > 100, "the load to run")
+            for replica in replicas:
+                assert replica.process is not None
+                replica.process.send_signal(signal.SIGTERM)
+                eventually(lambda replica=replica: "draining" in replica.ops("/readyz")[1], "the drain")  # type: ignore[misc]
+                assert replica.process.wait(20) == 0
+                replica.start()
+                eventually(lambda: len(service.ready) == 2, "the new one to be ready")
+            calls = load.calls
+            eventually(lambda: load.calls > calls + 100, "the load to go on")
     assert load.failures == []
     assert load.closed >= 4, "connections are closed by an answer that says so"
 
@@ -353,7 +352,7 @@ def test_old_tls_and_plain_text_are_not_spoken(start: Start, authority: Authorit
 def test_memory_stays_where_it_is(start: Start, authority: Authority) -> None:
     """After thousands of calls, and within a tenth of a gigabyte in all."""
     webhook = start()
-    with Load([webhook.port], authority, BODY) as load:
+    with Load(webhook.port, authority, BODY) as load:
         eventually(lambda: load.calls > 500, "the load to run")
         before = webhook.memory_mib()
         eventually(lambda: load.calls > 3000, "more load")
