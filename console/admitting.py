@@ -7,10 +7,10 @@ import click
 import msgspec
 from rich.markup import escape
 
-from console.offline import Quotas, Verdict, expand, judge, read_quotas
+from console.offline import Quotas, Verdict, judge, objects_of, read_quotas
 from console.printing import as_yaml, wide_console
 from settings.loading import Loaded
-from vcuda.document import DocumentError, parse_documents
+from vcuda.document import DocumentError
 from vcuda.quota import QuotaError
 from webhook.service import rules_of
 
@@ -56,7 +56,7 @@ def admit(
     verdicts: list[Verdict] = []
     for file in files:
         try:
-            documents = [each for document in parse_documents(read_text(file)) for each in expand(document)]
+            documents = objects_of(read_text(file))
         except DocumentError as wrong:
             raise click.UsageError(f"{file}: {wrong}") from None
         verdicts += [judge(document, rules, quotas, namespace, user) for document in documents]

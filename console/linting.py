@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from console.admitting import STDIN, quotas_from, read_text
 from console.locating import Located, child, deepest, line_of, locate
-from console.offline import Quotas, Verdict, expand, is_judged, judge
+from console.offline import Quotas, Verdict, is_judged, judge, objects_of
 from console.preflight import Found, Steps, mended, refused_early, within
 from settings.loading import Loaded
 from vcuda.decision import Code
-from vcuda.document import DocumentError, parse_documents
+from vcuda.document import DocumentError
 from webhook.rules import Rules
 from webhook.service import rules_of
 
@@ -155,11 +155,6 @@ def repaired(text: str) -> str:
         return made if objects_of(made) == meant else text
     except DocumentError:
         return text
-
-
-def objects_of(text: str) -> list[dict[str, Any]]:
-    """Read all objects of a text."""
-    return [each for document in parse_documents(text) for each in expand(document)]
 
 
 def sources_of(document: dict[str, Any], node: yaml.Node, text: str) -> dict[Steps, str]:

@@ -66,6 +66,11 @@ def expand(document: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - whateve
         raise DocumentError(f"{shown(document)!r} is no object: a mapping with apiVersion and kind is needed")
 
 
+def objects_of(text: str) -> list[dict[str, Any]]:
+    """Read all objects of a text."""
+    return [each for document in parse_documents(text) for each in expand(document)]
+
+
 def judge(document: dict[str, Any], rules: Rules, quotas: Quotas, namespace: str, user: str) -> Verdict:
     """Say what would become of a document that is applied."""
     early = [found.reason for found in refused_early(document)]
@@ -178,7 +183,7 @@ def read_quotas(text: str, source: str, unit_mib: int) -> Quotas:
     """Read quotas: ConfigMaps of either form, or what would stand in one."""
     by_namespace: dict[str, list[Quota]] = {}
     try:
-        documents = [each for document in parse_documents(text) for each in expand(document)]
+        documents = objects_of(text)
     except DocumentError as wrong:
         raise QuotaError([f"{source}: {wrong}"]) from None
     for document in documents:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from vcuda.pod import Container, Resources, Written
-from vcuda.quantity import NANO, QuantityError, parse
+from vcuda.quantity import QuantityError, parse
 from vcuda.request import TOKEN, Role, read_container
 from vcuda.vocabulary import Share
 from webhook.drafting import Draft, escaped
@@ -126,7 +126,7 @@ def part_of_card(amounts: Amounts, name: str, rules: Rules) -> Share | None:
 def is_fraction(amount: str | float) -> bool:
     """Tell whether an amount is no whole number, which Kubernetes allows for no resource of this sort."""
     try:
-        return parse(amount).nanos % NANO != 0
+        return not parse(amount).is_whole
     except QuantityError:
         return False
 

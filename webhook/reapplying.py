@@ -45,16 +45,21 @@ def restore(new: Pod, old: Pod, rules: Rules) -> tuple[Draft, list[Reason]]:
     draft = Draft()
     if rules.names.limits not in old.metadata.noted:
         return draft, []
-    reasons = restore_resources(new, old, rules, draft)
+    before = {container.name: container for _, container in containers_of(old.spec)}
+    reading = read_pod(old.spec, old.metadata.noted, rules.language)
+    shares = {each.name: each for each in reading.request.containers}
+    reasons: list[Reason] = []
+    for place, container in containers_of(new.spec):
+        known = before.get(container.name)
+        if known is None:
+            continue
+        if known.resources != container.resources:
+            reasons += restore_resources(place, container, known, shares.get(container.name), rules=rules, draft=draft)
+        if known.env != container.env:
+            clean_environment(place, container, draft, has_gpu=container.name in shares)
     restore_annotations(new, old, rules, draft)
     if old.spec.scheduler_name == SCHEDULER and rules.replaces_scheduler(new.spec.scheduler_name):
         draft.add("/spec/schedulerName", SCHEDULER)
-    before = {container.name: container for _, container in containers_of(old.spec)}
-    shares = {each.name for each in read_pod(old.spec, old.metadata.noted, rules.language).request.containers}
-    for place, container in containers_of(new.spec):
-        known = before.get(container.name)
-        if known is not None and known.env != container.env:
-            clean_environment(place, container, draft, has_gpu=container.name in shares)
     neutralise_node(new, draft)
     restore_terms(new, old, rules, draft)
     if old.spec.tolerations != new.spec.tolerations:
@@ -62,25 +67,20 @@ def restore(new: Pod, old: Pod, rules: Rules) -> tuple[Draft, list[Reason]]:
     return draft.finish(new.metadata), reasons
 
 
-def restore_resources(new: Pod, old: Pod, rules: Rules, draft: Draft) -> list[Reason]:
-    """Take back amounts that mean what the pod has; refuse those that mean something else."""
+def restore_resources(
+    place: str, new: Container, old: Container, share: ContainerRequest | None, *, rules: Rules, draft: Draft
+) -> list[Reason]:
+    """Take back a container's amounts that mean what it has; refuse those that mean something else."""
     reasons: list[Reason] = []
-    before = {container.name: container for _, container in containers_of(old.spec)}
-    reading = read_pod(old.spec, old.metadata.noted, rules.language)
-    shares = {each.name: each for each in reading.request.containers}
-    for place, container in containers_of(new.spec):
-        known = before.get(container.name)
-        if known is None or known.resources == container.resources:
-            continue
-        for part, now, then in parts(container, known):
-            for key in [key for key in now if key in rules.language.by_key and then.get(key) != now[key]]:
-                inside = f"{place}/resources/{part}/{escaped(key)}"
-                if not means_the_same(now, key, shares.get(container.name), rules):
-                    reasons.append(request_frozen(f"{dotted(place)}.resources.{part}[{key}]", now[key]))
-                elif key in then:
-                    draft.add(inside, then[key])
-                else:
-                    draft.remove(inside)
+    for part, now, then in parts(new, old):
+        for key in [key for key in now if key in rules.language.by_key and then.get(key) != now[key]]:
+            inside = f"{place}/resources/{part}/{escaped(key)}"
+            if not means_the_same(now, key, share, rules):
+                reasons.append(request_frozen(f"{dotted(place)}.resources.{part}[{key}]", now[key]))
+            elif key in then:
+                draft.add(inside, then[key])
+            else:
+                draft.remove(inside)
     return reasons
 
 

@@ -8,6 +8,7 @@ only where it is Quotient's: a pod that was admitted under other rules must rema
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vcuda.decision import Code, Decision, Reason, shown
 from vcuda.names import MIRROR, SCHEDULER
@@ -55,14 +56,7 @@ def wrong_with(pod: Pod, asked: Asked, rules: Rules, policy: Policy, path: str =
 
 def moved(reason: Reason, path: str) -> Reason:
     """Say where a reason stands in the object that holds the pod's template."""
-    return Reason(
-        code=reason.code,
-        field=path + reason.field,
-        value=reason.value,
-        message=reason.message,
-        remedy=reason.remedy,
-        numbers=reason.numbers,
-    )
+    return replace(reason, field=path + reason.field)
 
 
 def check_scheduling(pod: Pod, rules: Rules) -> list[Reason]:
