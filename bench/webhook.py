@@ -24,6 +24,7 @@ from typing import Any
 import jsonpatch
 
 from bench.reviews import large, review, small
+from ledger.committing import Drawer
 from tests.cluster import debian
 from tests.cluster.binaries import cache_dir, go_program, locked
 from tests.webhook.load import request
@@ -32,7 +33,7 @@ from vcuda.language import language
 from webhook.admission import Admission
 from webhook.answering import Responder
 from webhook.metrics import Metrics
-from webhook.policies import NoPolicies
+from webhook.policies import FixedPolicies
 from webhook.rules import Rules
 
 HERE = Path(__file__).parent
@@ -99,8 +100,8 @@ def pinned(core: str) -> tuple[str, ...]:
 
 def responder() -> Responder:
     """Put the decision together without a server."""
-    admission = Admission(Rules(language=language()), NoPolicies())
-    return Responder(admission, lambda *_: None, Metrics(), 8.0)
+    admission = Admission(Rules(language=language()), FixedPolicies())
+    return Responder(admission, lambda *_: None, Drawer(), Metrics(), 8.0)
 
 
 def bodies() -> dict[str, dict[str, bytes]]:
@@ -123,7 +124,7 @@ def decoded(patch: str) -> str:
 
 def decision_us(route: str, body: bytes) -> float:
     """Measure one decision, from bytes to bytes."""
-    decide: Callable[..., Any] = responder().reply_at_once
+    decide: Callable[..., Any] = responder().reply
     taken = []
     for _ in range(ROUNDS):
         began = time.perf_counter()

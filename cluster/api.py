@@ -121,18 +121,21 @@ class ApiCluster:
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
         """Read all objects of a kind, page by page at one version; at once if that version expires meanwhile."""
         try:
-            return self._list(kind, namespace, selector, PAGE)
+            return joined(self._pages(kind, namespace, selector, PAGE))
         except Expired:
-            return self._list(kind, namespace, selector, 0)
+            return joined(self._pages(kind, namespace, selector, 0))
 
-    def _list(self, kind: Kind[T], namespace: str, selector: Selector, limit: int) -> Listing[T]:
-        items: list[T] = []
+    def pages(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Iterator[Listing[T]]:
+        """Read all objects of a kind, page by page at one version."""
+        return self._pages(kind, namespace, selector, PAGE)
+
+    def _pages(self, kind: Kind[T], namespace: str, selector: Selector, limit: int) -> Iterator[Listing[T]]:
         query = selecting(selector) | ({"limit": str(limit)} if limit else {})
         while True:
             page: Page = decoded(PAGES, self._call("GET", path(kind, namespace), query))
-            items += [self._decode(kind, raw) for raw in page.items or ()]
+            yield Listing([self._decode(kind, raw) for raw in page.items or ()], page.metadata.resource_version)
             if not page.metadata.continue_:
-                return Listing(items, page.metadata.resource_version)
+                return
             query["continue"] = page.metadata.continue_
 
     def watch(
@@ -258,6 +261,16 @@ class ApiCluster:
         with self._credentials:
             token = self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         return {"Authorization": token} if token else {}
+
+
+def joined(pages: Iterator[Listing[T]]) -> Listing[T]:
+    """Put pages together."""
+    items: list[T] = []
+    version = ""
+    for page in pages:
+        items += page.items
+        version = page.resource_version
+    return Listing(items, version)
 
 
 class ApiWatch(Generic[T]):

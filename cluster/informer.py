@@ -9,13 +9,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from msgspec import Struct
 
 from cluster.errors import ApiError
-from cluster.interface import EVERYTHING, ChangeType, Cluster, Selector, Watch
+from cluster.interface import EVERYTHING, Change, ChangeType, Cluster, Selector, Watch
 from cluster.objects import Kind, Object
 from vcuda.decision import Unavailable
 
@@ -49,7 +49,8 @@ class Informer(Generic[T]):
     """Keeps all objects of a kind (in a namespace, behind a selector) up to date in memory.
 
     Handlers get the object before and after each change (None where there is none), one after another, on the
-    informer's own thread; what they raise is logged and counted, and does not stop it.
+    informer's own thread; what they raise is logged and counted, and does not stop it. With `convert`, only what it
+    makes of each object is kept; objects of which it makes None are as if they were not there.
     """
 
     def __init__(
@@ -60,10 +61,12 @@ class Informer(Generic[T]):
         selector: Selector = EVERYTHING,
         *,
         indexes: Mapping[str, Callable[[T], Hashable]] | None = None,
+        convert: Callable[[Any], T | None] | None = None,
         pace: Pace | None = None,
     ) -> None:
         self._cluster, self._kind, self._namespace, self._selector = cluster, kind, namespace, selector
         self._pace = pace or Pace()
+        self._convert = convert
         self._handlers: list[Handler[T]] = []
         # Guards objects and indexes, which a reader must see in the same state.
         self._lock = threading.Lock()
@@ -74,6 +77,7 @@ class Informer(Generic[T]):
         self._stopping = threading.Event()
         self._watch: Watch[T] | None = None
         self._heard = time.monotonic()
+        self._version = 0
         self.handler_errors = 0
         self.relists = 0
         self._log = structlog.get_logger().bind(informer=kind.plural)
@@ -109,6 +113,11 @@ class Informer(Generic[T]):
     def alive(self) -> bool:
         """Whether its thread runs."""
         return self._thread.is_alive()
+
+    @property
+    def version(self) -> int:
+        """The version up to which changes are known; versions of one cluster can be compared."""
+        return self._version
 
     def age_s(self) -> float:
         """How long ago the cluster was last heard of."""
@@ -153,12 +162,16 @@ class Informer(Generic[T]):
 
     def _list_and_follow(self) -> None:
         """List once, then watch and watch again from the last version, until it is time to list anew."""
-        listing = self._cluster.list(self._kind, self._namespace, self._selector)
+        items: list[T] = []
+        version = ""
+        for page in self._cluster.pages(self._kind, self._namespace, self._selector):
+            items += page.items if self._convert is None else filter(None, map(self._converted, page.items))
+            version = page.resource_version
         self._heard = time.monotonic()
         self.relists += 1
-        self._replace(listing.items)
+        self._replace(items)
+        self._version = int(version)
         self._synced.set()
-        version = listing.resource_version
         relist_at = time.monotonic() + self._pace.relist_s * random.uniform(0.8, 1.0)
         fruitless = 0
         while not self._stopping.is_set() and time.monotonic() < relist_at:
@@ -185,12 +198,33 @@ class Informer(Generic[T]):
             for change in self._watch:
                 self._heard = time.monotonic()
                 version = change.object.metadata.resource_version
+                self._version = int(version)
                 if change.type is not ChangeType.BOOKMARK:
-                    self._apply(change.object, gone=change.type is ChangeType.DELETED)
+                    self._take(change)
         finally:
             self._watch.close()
         self._heard = time.monotonic()
         return version
+
+    def _take(self, change: Change[T]) -> None:
+        """Take a change over, or what is made of it."""
+        is_gone = change.type is ChangeType.DELETED
+        if self._convert is None:
+            self._apply(change.object, gone=is_gone)
+            return
+        made = self._converted(change.object)
+        if made is not None:
+            self._apply(made, gone=is_gone)
+        elif (held := self._objects.get(name_of(change.object))) is not None:
+            self._apply(held, gone=True)
+
+    def _converted(self, item: T) -> T | None:
+        try:
+            return self._convert(item) if self._convert else item
+        except Exception:  # one odd object must not keep all others out of the cache
+            self.handler_errors += 1
+            self._log.exception("convert_failed", object="/".join(name_of(item)))
+            return None
 
     def _replace(self, items: Iterable[T]) -> None:
         """Put a list in place of the cache at once, then tell of every difference."""

@@ -72,6 +72,9 @@ class Cluster(Protocol):
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
         """Read all objects of a kind, of one namespace or of all."""
 
+    def pages(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Iterator[Listing[T]]:
+        """Read all objects of a kind, some at a time, all at one version; Expired if that takes too long."""
+
     def watch(
         self,
         kind: Kind[T],

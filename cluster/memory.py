@@ -70,6 +70,10 @@ class MemoryCluster:
         found, version = self._store.all(kind.plural, namespace)
         return Listing([msgspec.convert(obj, kind.type) for obj in found if selected(obj)], str(version))
 
+    def pages(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Iterator[Listing[T]]:
+        """Read all objects of a kind, at once."""
+        yield self.list(kind, namespace, selector)
+
     def watch(
         self,
         kind: Kind[T],

@@ -32,7 +32,7 @@ from vcuda.pod import PodSpec
 from vcuda.request import Reading, read_pod
 from vcuda.vocabulary import Share
 from webhook.admission import Admission, answer
-from webhook.policies import NoPolicies
+from webhook.policies import FixedPolicies
 from webhook.review import decode_review
 from webhook.service import rules_of
 
@@ -72,7 +72,7 @@ class LocalRun:
     def __init__(self, configuration: Configuration, console: Console) -> None:
         rules = rules_of(configuration)
         self._names, self._unit_mib, self._language = rules.names, rules.language.unit_mib, rules.language
-        self._admission = Admission(rules, NoPolicies())
+        self._admission = Admission(rules, FixedPolicies())
         self._console = console
         self._cluster = MemoryCluster()
         self._cluster.hooks += [

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from console.admitting import admit
+from console.controller import controller
 from console.linting import lint
 from console.local import local
 from console.printing import wide_console
@@ -59,7 +60,7 @@ def config(loaded: Loaded, output: str) -> None:
     wide_console().print(table)
 
 
-for command in (admit, lint, local, webhook):
+for command in (admit, controller, lint, local, webhook):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ import jsonpatch
 from msgspec import Struct
 
 from console.preflight import mended, refused_early
-from vcuda.amounts import Amounts
 from vcuda.decision import BadRequest, Code, Reason, shown
 from vcuda.document import DocumentError, parse_documents
-from vcuda.quota import Quota, QuotaError, fit, parse_legacy, parse_quota
+from vcuda.ledger import Ledger, State, turn
+from vcuda.names import LEGACY_KEY, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_KEY
+from vcuda.quota import Mistake, Quota, QuotaError, parse_legacy, parse_quota
 from webhook.admission import Admission, answer
-from webhook.objects import Pod
-from webhook.policies import LEGACY_KEY, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_KEY, FixedPolicies
-from webhook.reading import read
-from webhook.review import Request, decode_object, decode_review
+from webhook.policies import FixedPolicies
+from webhook.review import Request, decode_review
 from webhook.rules import Rules
 from webhook.workloads import KINDS
 
@@ -45,11 +44,19 @@ class Quotas:
 
     def __init__(self, by_namespace: dict[str, list[Quota]] | None = None) -> None:
         self._by_namespace = by_namespace or {}
-        self.used: dict[str, Amounts] = {}
+        self._ledgers: dict[str, Ledger] = {}
 
     def of(self, namespace: str) -> list[Quota]:
         """Give those of a namespace; a quota without one is for all."""
         return [*self._by_namespace.get(namespace, ()), *self._by_namespace.get(EVERYWHERE, ())]
+
+    def ledger(self, namespace: str) -> Ledger:
+        """Give the ledger of a namespace, with what was charged for the documents before."""
+        found = self._ledgers.get(namespace)
+        if found is None:
+            found = self._ledgers[namespace] = Ledger(namespace, State.OPEN)
+            found.set_quotas(self.of(namespace), 1)
+        return found
 
 
 def expand(document: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - whatever a file holds
@@ -79,14 +86,12 @@ def judge(document: dict[str, Any], rules: Rules, quotas: Quotas, namespace: str
     meant = mended(document)
     metadata = meant.get("metadata")
     namespace = str((metadata.get("namespace") if isinstance(metadata, dict) else "") or namespace)
-    admission = Admission(rules, FixedPolicies({namespace: quotas.of(namespace)}, quotas.used))
+    admission = Admission(rules, FixedPolicies({namespace: quotas.of(namespace)}))
     try:
         rewritten, patch, refused, warnings = mutate(admission, meant, namespace, user)
         if not refused:
-            refused, more = validate(admission, rewritten, namespace, user)
+            refused, more = validate(admission, rewritten, quotas.ledger(namespace), user)
             warnings += more
-            if not refused:
-                refused = charge(rewritten, rules, quotas, namespace, admission)
     except BadRequest as wrong:
         return Verdict(allowed=False, reasons=(*early, invalid(str(wrong))), warnings=(), patch=[], object=document)
     reasons = (*early, *refused)
@@ -108,28 +113,16 @@ def mutate(
 
 
 def validate(
-    admission: Admission, document: dict[str, Any], namespace: str, user: str
+    admission: Admission, document: dict[str, Any], ledger: Ledger, user: str
 ) -> tuple[list[Reason], list[str]]:
-    """Ask the other question."""
-    outcome = admission.validate(review(document, namespace, user))
+    """Ask the other question, and charge what is allowed; the documents before have been charged already."""
+    named = document | {"metadata": document["metadata"] | {"uid": str(uuid.uuid4())}}
+    outcome = admission.validate(review(named, ledger.namespace, user))
+    if outcome.wanted is not None:
+        outcome = outcome.settled(outcome.wanted.change(ledger))
+        for key, _ in list(ledger.reservations()):
+            turn(ledger, key)
     return list(outcome.decision.reasons), list(outcome.decision.warnings)
-
-
-def charge(
-    document: dict[str, Any], rules: Rules, quotas: Quotas, namespace: str, admission: Admission
-) -> list[Reason]:
-    """Charge a pod to the quotas at hand; the documents before it have been charged already."""
-    found = quotas.of(namespace)
-    if document.get("kind") != "Pod" or not found:
-        return []
-    request = review(document, namespace, "")
-    asked = read(decode_object(request.object, Pod, "object"), rules, admission.policies.policy(namespace))
-    if not asked.request.is_gpu:
-        return []
-    used = quotas.used.get(namespace, Amounts())
-    charged, reasons = fit(found, used, asked.request.demand(0, rules.language.unit_mib), asked.wishes)
-    quotas.used[namespace] = used + charged
-    return reasons
 
 
 def review(document: dict[str, Any], namespace: str, user: str) -> Request:
@@ -185,7 +178,7 @@ def read_quotas(text: str, source: str, unit_mib: int) -> Quotas:
     try:
         documents = objects_of(text)
     except DocumentError as wrong:
-        raise QuotaError([f"{source}: {wrong}"]) from None
+        raise QuotaError(Mistake(source, "", "", str(wrong))) from None
     for document in documents:
         for namespace, quota in quotas_in(document, source, unit_mib):
             by_namespace.setdefault(namespace, []).append(quota)
@@ -202,7 +195,8 @@ def quotas_in(document: dict[str, Any], source: str, unit_mib: int) -> Iterator[
         elif QUOTA_KEY in data:
             yield namespace, parse_quota(str(data[QUOTA_KEY]), f"{namespace}/{name}".lstrip("/"), unit_mib)
         else:
-            raise QuotaError([f"{source}: ConfigMap {name}: data: has no key {QUOTA_KEY}; write the quota under it"])
+            told = f"has no key {QUOTA_KEY}; write the quota under it"
+            raise QuotaError(Mistake(f"{source}: ConfigMap {name}", "data", "", told))
     elif document and all(isinstance(entry, dict) and "quota" in entry for entry in document.values()):
         yield from parse_legacy(json.dumps(document), source).items()
     else:

@@ -11,6 +11,7 @@ vocabularies:
   hami: false               # read nvidia.com/gpu, gpumem and gpucores as HAMi does
 mode: enforce               # enforce | audit (look on: refuse and rewrite nothing, warn and count)
 systemNamespace: quotient-system  # where Quotient itself runs; its service accounts may change what it owns
+defaultQuota: ""            # a quota.yaml for namespaces that have none; empty: unlimited
 webhook:
   address: 0.0.0.0          # where to listen
   port: 8443                # HTTPS: /mutate and /validate
@@ -29,6 +30,10 @@ webhook:
   schedulerAliases: [gpu-scheduler]  # scheduler names of pods that are given to Quotient's scheduler
   tolerations: []           # added to pods with GPUs, as in [{key: nvidia.com/gpu, operator: Exists}]
   binders: []               # users beside Quotient's scheduler that may bind pods with GPUs
+controller:
+  address: 0.0.0.0          # where to listen
+  opsPort: 8080             # HTTP: /livez, /readyz and /metrics
+  identity: ""              # under which it strives for leadership; empty: host name and process
 cluster:
   kubeconfig: ""            # empty: the pod's own account, or the user's kubeconfig
   context: ""               # empty: the kubeconfig's current one
@@ -49,10 +54,12 @@ from msgspec import Meta, Struct
 from vcuda.memory import DEFAULT_UNIT_MIB
 from vcuda.names import DEFAULT_DOMAIN, DNS_LABEL, names_for
 from vcuda.policy import Mode
+from vcuda.quota import Quota, QuotaError, parse_quota
 from vcuda.vocabulary import Dialects
 
 API_VERSION: Final = "quotient.dev/v1"
 KIND: Final = "Configuration"
+DEFAULT_QUOTA = "configuration/defaultQuota"
 MAX_UNIT_MIB = 1024 * 1024
 NAMESPACE = re.compile(DNS_LABEL, re.ASCII)
 
@@ -100,6 +107,14 @@ class Webhook(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, k
     binders: tuple[str, ...] = ()
 
 
+class Controller(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """How the controller is watched, and told from its replicas."""
+
+    address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own
+    ops_port: Port = 8080
+    identity: str = ""
+
+
 class Access(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Which cluster, and as whom."""
 
@@ -119,9 +134,15 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     vocabularies: Dialects = Dialects()
     mode: Mode = Mode.ENFORCE
     system_namespace: str = "quotient-system"
+    default_quota: str = ""
     webhook: Webhook = Webhook()
+    controller: Controller = Controller()
     cluster: Access = Access()
     log: Log = Log()
+
+    def quota_by_default(self) -> Quota | None:
+        """Give the quota of namespaces that have none; a QuotaError says what is wrong with it."""
+        return parse_quota(self.default_quota, DEFAULT_QUOTA, self.memory_unit_mib) if self.default_quota else None
 
     def mistake(self) -> tuple[str, str] | None:
         """Find what types alone cannot exclude: the path and what is wrong there."""
@@ -131,4 +152,8 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
             return "domain", str(wrong)
         if not NAMESPACE.fullmatch(self.system_namespace):
             return "systemNamespace", "not the name of a namespace: lower-case letters, digits and dashes"
+        try:
+            self.quota_by_default()
+        except QuotaError as wrong:
+            return "defaultQuota", str(wrong)
         return None

@@ -31,6 +31,7 @@ class Code(StrEnum):
     MIRROR_FORGED = "MirrorForged"
     BINDING_FOREIGN = "BindingForeign"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    QUOTA_INVALID = "QuotaInvalid"
     MODEL_NOT_GRANTED = "ModelNotGranted"
     POOL_NOT_GRANTED = "PoolNotGranted"
     TEXT_EXPECTED = "TextExpected"

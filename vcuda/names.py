@@ -13,6 +13,16 @@ API_GROUP = "quotient.dev"
 FIELD_MANAGER = "quotient"
 SCHEDULER = "quotient-scheduler"
 
+# ConfigMaps of Quotient's own, in its own namespace: one ledger for each namespace, the kinds of cards there are, and
+# which namespaces had a ledger. Only the last, the status, stands in the namespace it is about.
+LEDGER_PREFIX, LEDGER_LABEL, LEDGER_KEY = "ledger.", f"{API_GROUP}/ledger", "ledger"
+CATALOGUE, CATALOGUE_KEY = "gpu-catalogue", "cards"
+KNOWN_LEDGERS, KNOWN_KEY = "known-ledgers", "namespaces"
+QUOTA_STATUS, STATUS_LABEL, STATUS_KEY = "gpu-quota-status", f"{API_GROUP}/quota-status", "status.yaml"
+# Where quotas are written: in a labelled ConfigMap, or all together as the ancestors had it.
+QUOTA_KEY = "quota.yaml"
+LEGACY_NAMESPACE, LEGACY_NAME, LEGACY_KEY = "kube-system", "gpuquota", "gpu_quota"
+
 NANO_PERCENT = "nano-gpu/gpu-percent"
 AWS_VGPU = ("k8s.amazonaws.com/vgpu", "eks.amazonaws.com/vgpu")
 NVIDIA_GPU = "nvidia.com/gpu"

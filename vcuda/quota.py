@@ -15,39 +15,47 @@ For all namespaces together, the older JSON `{namespace: {"quota": {model: cards
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from vcuda.amounts import CORES, MEMORY, PODS, Amounts, Ceiling
-from vcuda.decision import Code, Reason, shown
+from vcuda.amounts import CORES, MEMORY, PODS, Ceiling
+from vcuda.decision import shown
 from vcuda.document import DocumentError, parse_documents
 from vcuda.memory import DEFAULT_UNIT_MIB, MIB, are_bytes, mib_asked
 from vcuda.model import Model, matches, parse_model
 from vcuda.policy import Burst, Mode, Policy
 from vcuda.quantity import QuantityError, parse
 from vcuda.vocabulary import WHOLE
-from vcuda.wishes import Wishes
 
 EVERY = "*"
 DENY: Literal["deny"] = "deny"
 ALLOW: Literal["allow"] = "allow"
 FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode")
 DIMENSIONS = (CORES, MEMORY, PODS)
-# Stands for the models of a pod that names none, under quotas that name none either.
-ANY = Model("any", "any")
-# A dimension of a line of a quota: which quota, which line, cores or memory or pods.
-LineKey = tuple[str, str, str]
+MAX_LINES = 256
+
+
+class Mistake(Struct, frozen=True):
+    """Something in a quota that cannot be meant: in which quota, where there, what stands there, what to write."""
+
+    quota: str
+    path: str
+    value: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.quota, self.path, self.value, self.remedy)))
 
 
 class QuotaError(ValueError):
-    """A quota that cannot be meant; each mistake has its path, the value and a remedy."""
+    """A quota that cannot be meant, with everything that is wrong with it."""
 
-    def __init__(self, mistakes: Sequence[str]) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = tuple(mistakes)
+    def __init__(self, *mistakes: Mistake) -> None:
+        super().__init__("\n".join(map(str, mistakes)))
+        self.mistakes = mistakes
 
 
 class Quota(Struct, frozen=True):
@@ -81,11 +89,11 @@ class Parser:
 
     def __init__(self, where: str, unit_mib: int) -> None:
         self.where, self.unit_mib = where, unit_mib
-        self.mistakes: list[str] = []
+        self.mistakes: list[Mistake] = []
 
     def wrong(self, path: str, value: Any, message: str) -> None:  # noqa: ANN401 - whatever was written
         """Note a mistake."""
-        self.mistakes.append(f"{self.where}: {path}: {shown(json_like(value))}: {message}")
+        self.mistakes.append(Mistake(self.where, path, shown(json_like(value)), message))
 
     def mapping(self, path: str, value: Any, remedy: str) -> dict[str, Any]:  # noqa: ANN401
         """Expect a mapping."""
@@ -151,20 +159,22 @@ def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota
     try:
         documents = parse_documents(text)
     except DocumentError as wrong:
-        raise QuotaError([f"{name}: {wrong}"]) from None
+        raise QuotaError(Mistake(name, "", "", str(wrong))) from None
     if len(documents) != 1:
-        raise QuotaError([f"{name}: holds {len(documents)} documents; write one"])
+        raise QuotaError(Mistake(name, "", "", f"holds {len(documents)} documents; write one"))
     parser = Parser(name, unit_mib)
     body = parser.mapping("quota", documents[0], f"write a mapping with {', '.join(FIELDS)}")
     quota = read_quota(body, name, parser)
     if parser.mistakes:
-        raise QuotaError(parser.mistakes)
+        raise QuotaError(*parser.mistakes)
     return quota
 
 
 def read_quota(body: dict[str, Any], name: str, parser: Parser) -> Quota:
     """Read the fields of a quota."""
     parser.unknown("", body, FIELDS)
+    if isinstance(body.get("types"), dict) and len(body["types"]) > MAX_LINES:
+        parser.wrong("types", len(body["types"]), f"too many lines; write at most {MAX_LINES}, by family")
     types = {
         str(line): read_line(f"types.{line}", line, limits, parser)
         for line, limits in parser.mapping(
@@ -215,7 +225,7 @@ def parse_legacy(text: str, name: str) -> dict[str, Quota]:
     try:
         body = json.loads(text)
     except ValueError as wrong:
-        raise QuotaError([f"{name}: not JSON: {wrong}"]) from None
+        raise QuotaError(Mistake(name, "", "", f"not JSON: {wrong}")) from None
     parser = Parser(name, DEFAULT_UNIT_MIB)
     quotas: dict[str, Quota] = {}
     for namespace, entry in parser.mapping("gpu_quota", body, "write namespaces and their quotas").items():
@@ -233,84 +243,5 @@ def parse_legacy(text: str, name: str) -> dict[str, Quota]:
             policy=Policy(parser.pools(f"{namespace}.pool", fields.get("pool"))),
         )
     if parser.mistakes:
-        raise QuotaError(parser.mistakes)
+        raise QuotaError(*parser.mistakes)
     return quotas
-
-
-def charge(quotas: Iterable[Quota], model: Model, demand: Amounts) -> Amounts:
-    """Spread what a pod takes of a model over all lines that match, of all quotas."""
-    return Amounts(
-        ((quota.name, line, dimension), demand[dimension])
-        for quota in quotas
-        for line in quota.lines(model)
-        for dimension in quota.types[line]
-    )
-
-
-def candidates(quotas: Iterable[Quota], wishes: Wishes) -> list[Model]:
-    """List the models a pod could run on as far as its wishes and the quotas name any."""
-    named = list(wishes.models) or [line for quota in quotas for line in quota.types if line != EVERY]
-    models = [parse_model(name) for name in dict.fromkeys(named)]
-    return [model for model in models if not any(matches(avoided, model) for avoided in wishes.avoided)]
-
-
-def fit(quotas: Sequence[Quota], used: Amounts, demand: Amounts, wishes: Wishes) -> tuple[Amounts, list[Reason]]:
-    """Find a model on which a demand fits a namespace's quotas: its charge, or why it is refused."""
-    models = candidates(quotas, wishes)
-    if not wishes.models and any(quota.untyped == DENY for quota in quotas) and len(models) != 1:
-        return Amounts(), [untyped(quotas)]
-    ceilings = [quota.ceiling() for quota in quotas]
-    hard = {key: most for ceiling in ceilings for key, most in ceiling.items()}
-    reasons: list[Reason] = []
-    for model in models or [ANY]:
-        if not all(quota.grants(model) for quota in quotas):
-            reasons.append(not_granted(model, quotas))
-            continue
-        asked = charge(quotas, model, demand)
-        missing = [key for ceiling in ceilings for key in ceiling.short(used, asked)]
-        if not missing:
-            return asked, []
-        reasons += [exceeded(key, asked, used, hard) for key in sorted(missing, key=str)]
-    return Amounts(), reasons
-
-
-def exceeded(key: Any, asked: Amounts, used: Amounts, hard: Mapping[Any, int]) -> Reason:  # noqa: ANN401
-    """Say by how much a quota is passed, with all numbers."""
-    quota, line, dimension = key
-    most = hard[key]
-    short = used[key] + asked[key] - most
-    unit = {CORES: " cores (100 = one GPU)", MEMORY: " MiB", PODS: " pods"}[dimension]
-    kind = "over all types" if line == EVERY else f"of {line}"
-    return Reason(
-        code=Code.QUOTA_EXCEEDED,
-        field=f"{quota}: types.{line}.{dimension}",
-        value=str(asked[key]),
-        message=f"asked {asked[key]}{unit} {kind}, used {used[key]} of {most}: short by {short}",
-        remedy=f"ask for at most {max(0, most - used[key])}, wait until others end, or have the quota raised",
-        numbers={"asked": asked[key], "used": used[key], "hard": most, "short": short},
-    )
-
-
-def not_granted(model: Model, quotas: Sequence[Quota]) -> Reason:
-    """Say that a namespace has no quota for a model."""
-    listed = dict.fromkeys(line for quota in quotas for line in quota.types if line != EVERY)
-    return Reason(
-        code=Code.MODEL_NOT_GRANTED,
-        field=next(quota.name for quota in quotas if not quota.grants(model)) + ": types",
-        value=model.name,
-        message="this namespace's quota names no such model, and denies what it does not name",
-        remedy=f"ask for {' or '.join(listed) or 'no GPU here'}, or have the quota extended",
-    )
-
-
-def untyped(quotas: Sequence[Quota]) -> Reason:
-    """Say that a pod has to name a model here."""
-    quota = next(quota for quota in quotas if quota.untyped == DENY)
-    listed = [line for line in quota.types if line != EVERY]
-    return Reason(
-        code=Code.MODEL_NOT_GRANTED,
-        field=f"{quota.name}: untyped",
-        value=DENY,
-        message="this namespace's quota wants pods to name a GPU model",
-        remedy=f"add the annotation use-gputype with one of {', '.join(listed) or 'its models'}",
-    )

@@ -3,19 +3,25 @@
 Both serving paths call these functions and nothing else, so that no rule depends on how a review arrived.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
 
 from vcuda.amounts import Amounts
-from vcuda.decision import BadRequest, Code, Decision
+from vcuda.catalogue import Card, sizes_mib
+from vcuda.decision import BadRequest, Code, Decision, Reason
+from vcuda.ledger import Claim, Ledger, Verdict, follow, packed, reserve
+from vcuda.names import MIRROR
 from vcuda.policy import Mode, Policy
 from vcuda.quota import Quota
 from webhook.drafting import Draft, shortened
 from webhook.fractions import is_fraction, ours_of
 from webhook.mutating import clean_environment, containers_of, rewrite
-from webhook.objects import Binding, Pod
+from webhook.objects import Binding, ConfigMap, Pod
+from webhook.quotas import check_quota
 from webhook.reading import Asked, read
 from webhook.reapplying import restore
 from webhook.review import NULL, Request, decode_object, encode_answer
@@ -31,7 +37,8 @@ from webhook.validating import (
 )
 from webhook.workloads import (
     KINDS,
-    Governance,
+    Making,
+    beyond_quota,
     check_workload,
     patched,
     read_workload,
@@ -40,7 +47,7 @@ from webhook.workloads import (
 )
 
 CREATE, UPDATE = "CREATE", "UPDATE"
-POD, BINDING = ("", "Pod"), ("", "Binding")
+POD, BINDING, CONFIG_MAP = ("", "Pod"), ("", "Binding"), ("", "ConfigMap")
 EPHEMERAL = "ephemeralcontainers"
 # The API server itself refuses these before it asks a validating webhook, and in words that help nobody.
 REFUSED_EARLY = (Code.QUANTITY_INVALID, Code.REQUEST_DIFFERS)
@@ -56,13 +63,21 @@ class Policies(Protocol):
         """Give the policy of a namespace; Unavailable while it is not known."""
         ...
 
-    def quotas(self, namespace: str) -> Sequence[Quota]:
-        """Give the quotas of a namespace."""
+    def quotas(self, namespace: str) -> tuple[Sequence[Quota], int]:
+        """Give the quotas of a namespace, and the newest version among them."""
         ...
 
-    def used(self, namespace: str) -> Amounts:
-        """Give what is charged to them."""
+    @property
+    def cards(self) -> Sequence[Card]:
+        """Give the kinds of cards that the cluster has."""
         ...
+
+
+class Wanted(Struct, frozen=True):
+    """What has to be done to the namespace's ledger before a decision counts; if it is only asked, it need not be."""
+
+    change: Callable[[Ledger], Verdict]
+    is_advice: bool = False
 
 
 class Outcome(Struct, frozen=True):
@@ -71,13 +86,27 @@ class Outcome(Struct, frozen=True):
     decision: Decision
     operations: list[dict[str, object]]
     audited: Decision = ALLOWED
+    wanted: Wanted | None = None
+
+    def settled(self, verdict: Verdict) -> "Outcome":
+        """Give what is decided after the ledger has spoken."""
+        if verdict.reasons:
+            return Outcome(Decision(verdict.reasons, self.decision.warnings), [])
+        told = (*self.decision.warnings, *verdict.warnings, *map(audit_of, verdict.audited))
+        audited = self.audited + Decision(verdict.audited)
+        return Outcome(Decision(warnings=told), self.operations, audited)
+
+
+def audit_of(reason: Reason) -> str:
+    """Tell what would be refused."""
+    return shortened(f"audit: would be refused: {reason}")
 
 
 class Admission:
     """Answers reviews by the rules of a cluster and the policies of its namespaces."""
 
-    def __init__(self, rules: Rules, policies: Policies) -> None:
-        self.rules, self.policies = rules, policies
+    def __init__(self, rules: Rules, policies: Policies, now: Callable[[], float] = time.time) -> None:
+        self.rules, self.policies, self._now = rules, policies, now
 
     def mutate(self, request: Request) -> Outcome:
         """Say what an object needs."""
@@ -92,10 +121,12 @@ class Admission:
     def validate(self, request: Request, bound: Bound | None = None) -> Outcome:
         """Say whether an object may be. `bound` is the pod of a binding, if it is known."""
         policy = self.policies.policy(request.namespace)
-        decision = self._check(request, policy, bound) if request.operation in (CREATE, UPDATE) else ALLOWED
+        if request.operation not in (CREATE, UPDATE):
+            return Outcome(ALLOWED, [])
+        decision, wanted = self._check(request, policy, bound)
         if decision.allowed or self._mode(policy) is Mode.ENFORCE:
-            return Outcome(decision, [])
-        told = [shortened(f"audit: would be refused: {reason}") for reason in decision.reasons]
+            return Outcome(decision, [], wanted=wanted if decision.allowed else None)
+        told = [audit_of(reason) for reason in decision.reasons]
         return Outcome(Decision(warnings=(*decision.warnings, *told)), [], decision)
 
     def pod_to_bind(self, request: Request) -> tuple[str, str] | None:
@@ -173,26 +204,70 @@ class Admission:
             return check_ephemeral(new, old, read(old, self.rules, policy), self.rules)
         return check_updated(new, old, self.rules, request.user_info)
 
-    def _check(self, request: Request, policy: Policy, bound: Bound | None) -> Decision:
+    def _check(self, request: Request, policy: Policy, bound: Bound | None) -> tuple[Decision, Wanted | None]:
         kind = (request.kind.group, request.kind.kind)
         if is_binding(request):
             binding = decode_object(request.object, Binding, "request.object")
-            return check_binding(binding, bound, self.rules, request.user_info)
+            return check_binding(binding, bound, self.rules, request.user_info), None
         if kind == POD and request.operation == UPDATE:
-            return self._check_update(request, policy)
+            return self._check_update(request, policy), None
         if kind == POD and not request.sub_resource:
-            pod = new_pod(request)
-            asked = read(pod, self.rules, policy)
-            if self._looks_on(policy):
-                # Nobody rewrote it, and nobody will: what counts is what its author would have to change.
-                return Decision(tuple(wrong_with(pod, asked, self.rules, policy)))
-            return check_created(pod, asked, self.rules, policy, request.user_info)
+            return self._check_creation(request, policy)
+        if kind == CONFIG_MAP:
+            found = decode_object(request.object, ConfigMap, "request.object")
+            return check_quota(found, request.namespace, request.name, self.rules), None
         if kind in KINDS and not request.sub_resource:
             maker = read_workload(request.object, request, "request.object")
             before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-            told = Governance(policy, self.policies.quotas(request.namespace), self.policies.used(request.namespace))
-            return check_workload(maker, before, self.rules, told)
-        return ALLOWED
+            decision, more = check_workload(maker, before, self.rules, policy)
+            return decision, Wanted(self._counting(more, policy), is_advice=True) if more else None
+        return ALLOWED, None
+
+    def _check_creation(self, request: Request, policy: Policy) -> tuple[Decision, Wanted | None]:
+        """Check a new pod, and say what it has to be charged."""
+        pod = new_pod(request)
+        asked = read(pod, self.rules, policy)
+        if self._looks_on(policy):
+            # Nobody rewrote it, and nobody will: what counts is what its author would have to change.
+            decision = Decision(tuple(wrong_with(pod, asked, self.rules, policy)))
+        else:
+            decision = check_created(pod, asked, self.rules, policy, request.user_info)
+        if decision.reasons or not asked.request.is_gpu or MIRROR in pod.metadata.noted:
+            return decision, None
+        try:
+            key = packed(pod.metadata.uid)
+        except ValueError:
+            raise BadRequest(f"request.object.metadata.uid is {pod.metadata.uid!r}: a new pod has one") from None
+        claim = Claim(
+            pod=key,
+            demand=self._demand(asked),
+            wishes=asked.wishes,
+            cards=sizes_mib(self.policies.cards, policy.pools),
+            dry_run=bool(request.dry_run),
+        )
+        return decision, Wanted(self._reserving(claim, request.namespace))
+
+    def _demand(self, asked: Asked) -> Callable[[int], Amounts]:
+        return partial(asked.request.demand, unit_mib=self.rules.language.unit_mib)
+
+    def _reserving(self, claim: Claim, namespace: str) -> Callable[[Ledger], Verdict]:
+        """Charge a pod, to the quotas in the ledger or to those that are newer."""
+
+        def change(ledger: Ledger) -> Verdict:
+            follow(ledger, *self.policies.quotas(namespace))
+            return reserve(ledger, claim, int(self._now()), self.rules.cluster_mode)
+
+        return change
+
+    def _counting(self, making: Making, policy: Policy) -> Callable[[Ledger], Verdict]:
+        """Count how many of a workload's pods find room."""
+        cards = sizes_mib(self.policies.cards, policy.pools)
+        demand = self._demand(making.asked)
+
+        def count(ledger: Ledger) -> Verdict:
+            return Verdict(warnings=beyond_quota(making, ledger.standing, demand, cards))
+
+        return count
 
 
 def is_update(request: Request) -> bool:

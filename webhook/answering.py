@@ -7,14 +7,17 @@ and the API server's failure policy says what follows; it is never turned into a
 import re
 import time
 from collections.abc import Callable
+from enum import Enum
 from functools import lru_cache
 from typing import Protocol
 
 import structlog
 from msgspec import Struct
 
+from ledger.committing import Charging
 from vcuda.decision import BadRequest, Unavailable
-from webhook.admission import Admission, Outcome, answer
+from vcuda.ledger import Verdict
+from webhook.admission import Admission, Outcome, Wanted, answer
 from webhook.review import Request, decode_review
 from webhook.validating import Bound
 
@@ -37,6 +40,13 @@ class Reply(Struct, frozen=True):
     status: int
     body: bytes
     content_type: str = JSON
+
+
+class Way(Enum):
+    """What becomes of a call that is not answered at once."""
+
+    LATER = "later"
+    LONG = "long"
 
 
 class HttpError(BadRequest):
@@ -62,9 +72,11 @@ class Tally(Protocol):
 class Responder:
     """Answers calls to the two admission routes."""
 
-    def __init__(self, admission: Admission, find_pod: FindPod, tally: Tally, answer_within_s: float) -> None:
+    def __init__(
+        self, admission: Admission, find_pod: FindPod, charging: Charging, tally: Tally, answer_within_s: float
+    ) -> None:
         self.admission, self._find_pod, self._tally = admission, find_pod, tally
-        self._answer_within_s = answer_within_s
+        self._charging, self._answer_within_s = charging, answer_within_s
         self._log = structlog.get_logger()
 
     def reply(self, route: str, content_type: str, query: str, body: bytes) -> Reply:
@@ -74,19 +86,56 @@ class Responder:
             request = self.begin(content_type, body)
             within_s = self.budget_s(query)
             bound = self.look_up(request, within_s) if self.needs_look_up(route, request) else None
-            return self.finish(route, request, bound, started)
+            outcome = self.decide(route, request, bound)
+            if outcome.wanted is not None:
+                outcome = self.settle(outcome, outcome.wanted, request.namespace, within_s)
+            return self.finish(route, request, outcome, started)
         except Exception as broken:  # the outermost frame of a request
             return self.failed(route, broken)
 
-    def reply_at_once(self, route: str, content_type: str, query: str, body: bytes) -> Reply | None:
-        """Answer one call if that takes no waiting; None, and nothing counted, if it does."""
+    def reply_soon(
+        self, route: str, content_type: str, query: str, body: bytes, later: Callable[[Reply], None]
+    ) -> Reply | Way:
+        """Answer one call at once, or later from another thread; or say that it has to go the long way."""
         started = time.perf_counter()
         try:
             request = self.begin(content_type, body)
-            self.budget_s(query)
-            return None if self.needs_look_up(route, request) else self.finish(route, request, None, started)
+            within_s = self.budget_s(query)
+            if self.needs_look_up(route, request):
+                return Way.LONG
+            outcome = self.decide(route, request, None)
+            if outcome.wanted is None:
+                return self.finish(route, request, outcome, started)
+            wanted = outcome.wanted
+
+            def settled(verdict: Verdict | Exception) -> None:
+                try:
+                    final = self.settled(outcome, wanted, verdict)
+                    later(self.finish(route, request, final, started))
+                except Exception as broken:  # the outermost frame of a request
+                    later(self.failed(route, broken))
+
+            self._charging.submit(request.namespace, wanted.change, within_s, settled)
         except Exception as broken:  # the outermost frame of a request
             return self.failed(route, broken)
+        return Way.LATER
+
+    def settle(self, outcome: Outcome, wanted: Wanted, namespace: str, within_s: float) -> Outcome:
+        """Do to the ledger what a decision wants."""
+        try:
+            verdict: Verdict | Exception = self._charging.apply(namespace, wanted.change, within_s)
+        except Unavailable as broken:
+            verdict = broken
+        return self.settled(outcome, wanted, verdict)
+
+    @staticmethod
+    def settled(outcome: Outcome, wanted: Wanted, verdict: Verdict | Exception) -> Outcome:
+        """Decide, after the ledger has spoken; where only advice was wanted, its silence changes nothing."""
+        if isinstance(verdict, Exception):
+            if wanted.is_advice and isinstance(verdict, Unavailable):
+                return outcome
+            raise verdict
+        return outcome.settled(verdict)
 
     def begin(self, content_type: str, body: bytes) -> Request:
         """Read the question."""
@@ -110,9 +159,12 @@ class Responder:
             raise Unavailable("no time is left to look the pod up")
         return self._find_pod(*wanted, within_s) if wanted else None
 
-    def finish(self, route: str, request: Request, bound: Bound | None, started: float) -> Reply:
-        """Decide, and write the answer."""
-        outcome = self.admission.mutate(request) if route == MUTATE else self.admission.validate(request, bound)
+    def decide(self, route: str, request: Request, bound: Bound | None) -> Outcome:
+        """Decide, but for what the ledger has to say."""
+        return self.admission.mutate(request) if route == MUTATE else self.admission.validate(request, bound)
+
+    def finish(self, route: str, request: Request, outcome: Outcome, started: float) -> Reply:
+        """Write the answer."""
         body = answer(request, outcome)
         self._tally.decided(route, request, outcome, time.perf_counter() - started)
         return Reply(200, body)

@@ -30,6 +30,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
     generate_name: str = ""
     namespace: str = ""
     uid: str = ""
+    labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owner_references: Sequence[Owner] | None = None
 
@@ -42,6 +43,13 @@ class Metadata(Struct, frozen=True, rename="camel"):
     def is_controlled(self) -> bool:
         """Whether a controller made the object, and would make it again."""
         return any(owner.controller for owner in self.owner_references or ())
+
+
+class ConfigMap(Struct, frozen=True, rename="camel"):
+    """A ConfigMap that may hold a quota."""
+
+    metadata: Metadata = Metadata()
+    data: dict[str, str] | None = None
 
 
 class Variable(Struct, frozen=True, rename="camel"):

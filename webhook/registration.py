@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vcuda.names import ANCESTOR_OWNED
+from webhook.guard import guard, is_quota
 from webhook.rules import KUBE_SCHEDULER, Rules
 
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
@@ -24,10 +25,11 @@ CRON_JOBS = {"batch": ["cronjobs"]}
 
 
 def registration(rules: Rules, target: str, ca_bundle: bytes = b"") -> list[dict[str, Any]]:
-    """Write both configurations, for a webhook at a URL or behind a Service written as NAMESPACE/NAME."""
+    """Write both configurations for a webhook at a URL or behind a Service written as NAMESPACE/NAME; and the guard."""
     return [
         configuration(rules, target, ca_bundle, mutating=True),
         configuration(rules, target, ca_bundle, mutating=False),
+        *guard(rules),
     ]
 
 
@@ -53,6 +55,7 @@ def configuration(rules: Rules, target: str, ca_bundle: bytes, *, mutating: bool
         )
         status = pod_rule(["UPDATE"], "pods/status")
         hooks.append(hook("status.validate", [status], [changes_ours(rules)]))
+        hooks.append(hook("quotas.validate", created_and_updated({"": ["configmaps"]}), [quota(rules)]))
     for each in hooks:
         each["clientConfig"] = client_config(target, route, ca_bundle)
         each["namespaceSelector"] = elsewhere(rules.system_namespace)
@@ -158,6 +161,11 @@ def changes_ours(rules: Rules) -> dict[str, str]:
     value = "(has({0}.metadata.annotations) && k in {0}.metadata.annotations ? {0}.metadata.annotations[k] : '')"
     expression = f"[{keys}].exists(k, {value.format('object')} != {value.format('oldObject')})"
     return {"name": "changes-annotations-of-ours", "expression": expression}
+
+
+def quota(rules: Rules) -> dict[str, str]:
+    """Match ConfigMaps that are quotas."""
+    return {"name": "is-a-quota", "expression": is_quota(rules)}
 
 
 def either(path: str, otherwise: str) -> str:

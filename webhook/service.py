@@ -9,7 +9,10 @@ import structlog
 from cluster.errors import NotFound
 from cluster.interface import Cluster
 from cluster.objects import PODS
+from ledger.books import Books
+from ledger.committing import Cashier, Charging
 from settings.configuration import Configuration
+from settings.probes import Probes
 from vcuda.language import language
 from vcuda.names import names_for
 from webhook.admission import Admission
@@ -18,7 +21,6 @@ from webhook.app import create_app
 from webhook.certificates import Certificates
 from webhook.front import Front
 from webhook.metrics import Metrics
-from webhook.ops import Ops
 from webhook.policies import ClusterPolicies
 from webhook.rules import Rules
 from webhook.validating import Bound
@@ -49,14 +51,21 @@ def server_name_of(configuration: Configuration) -> str:
 class Service:
     """The parts of a running webhook, and how it is with them."""
 
-    def __init__(self, configuration: Configuration, cluster: Cluster) -> None:
+    def __init__(self, configuration: Configuration, cluster: Cluster, charging: Charging | None = None) -> None:
         self.settings = settings = configuration.webhook
         self.rules = rules_of(configuration)
         self.metrics = Metrics()
-        self.policies = ClusterPolicies(cluster, self.rules.language)
+        self.policies = ClusterPolicies(
+            cluster, self.rules.language, configuration.system_namespace, configuration.quota_by_default()
+        )
+        self.cashier = Cashier(Books(cluster, configuration.system_namespace))
         self._cluster = cluster
         self.responder = Responder(
-            Admission(self.rules, self.policies), self.find_pod, self.metrics, settings.answer_within_s
+            Admission(self.rules, self.policies),
+            self.find_pod,
+            charging or self.cashier,
+            self.metrics,
+            settings.answer_within_s,
         )
         self.front = Front(
             create_app(self.responder, settings.max_body_mib * MIB),
@@ -68,7 +77,7 @@ class Service:
             server_name_of(configuration),
             Path(settings.client_ca) if settings.client_ca else None,
         )
-        self.ops = Ops(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
+        self.ops = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
         self.draining = False
         self._beat = time.monotonic()
         self._log = structlog.get_logger()
@@ -76,10 +85,12 @@ class Service:
     def start(self) -> None:
         """Begin to follow the cluster and to answer probes."""
         self.policies.start()
+        self.cashier.start()
         self.ops.start()
 
     def stop(self) -> None:
         """End the threads."""
+        self.cashier.stop()
         self.policies.stop()
         self.ops.stop()
 

@@ -7,6 +7,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gunicorn.workers.gasgi import ASGIWorker
 
 from settings.configuration import Webhook
 from vcuda.decision import Unavailable
+from webhook.answering import Reply, Way
 from webhook.service import Service
 from webhook.shortcut import END, MAX_HEAD, PREFIXES, is_begun, read_head, written
 
@@ -46,7 +48,7 @@ class Connection(ASGIProtocol):
         self._held: bytes | bytearray = b""
         self._whole = 0  # how long the held request will be; 0 while that is not known
         self._is_long_way = not self._service.settings.short_path
-        self._is_receiving = False
+        self._is_receiving = self._is_waiting = self._is_gone = False
         self._comes_back = False
         self._judged, self._is_last = None, False
         # When the client's turn began, and how long it may take.
@@ -69,12 +71,20 @@ class Connection(ASGIProtocol):
         if self._is_long_way:
             super().data_received(data)
             return
+        if self._is_waiting and len(self._held) + len(data) > MAX_HEAD + self._service.front.max_body:
+            self._close_transport()
+            return
         if not self._held:
             self._held = data
         else:
             if isinstance(self._held, bytes):
                 self._held = bytearray(self._held)
             self._held += data
+        if not self._is_waiting:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Look whether what is held is a request."""
         if len(self._held) >= self._whole and not self._take_short_way():
             self._take_long_way(stay=True)
 
@@ -89,18 +99,40 @@ class Connection(ASGIProtocol):
         if len(held) < end + head.length:
             self._whole = end + head.length
             return True
-        reply = self._service.responder.reply_at_once(head.route, head.content_type, head.query, bytes(held[end:]))
-        if reply is None:
+        reply = self._service.responder.reply_soon(
+            head.route, head.content_type, head.query, bytes(held[end:]), self._answer_later
+        )
+        if reply is Way.LONG:
             # It has to wait for the cluster. What is held is this one request, so the next one may be short again.
             self._take_long_way(stay=False)
             return True
         self._held, self._whole = b"", 0
+        if isinstance(reply, Way):
+            self._is_waiting = True
+        else:
+            self._answer(reply)
+        return True
+
+    def _answer_later(self, reply: Reply) -> None:
+        """Answer from another thread."""
+        with suppress(RuntimeError):  # the loop has ended, and the client with it
+            self.worker.loop.call_soon_threadsafe(self._answer_waiting, reply)
+
+    def _answer_waiting(self, reply: Reply) -> None:
+        """Answer a client that had to wait, and look at what it sent meanwhile."""
+        self._is_waiting = False
+        if self._is_gone:
+            return
+        self._answer(reply)
+        if self._held:
+            self._go_on()
+
+    def _answer(self, reply: Reply) -> None:
         is_last = self.worker.is_leaving
         self.transport.write(written(reply, time.time(), close=is_last))
         if is_last:
             self._close_transport()
         self._wait_for_next()
-        return True
 
     def _take_long_way(self, *, stay: bool) -> None:
         """Give what is held to gunicorn, and all that follows; unless told to stay there, until it is answered."""
@@ -127,7 +159,7 @@ class Connection(ASGIProtocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered."""
-        return self._current_request is None
+        return self._current_request is None and not self._is_waiting
 
     def _will_close(self, request: Any, response_requires_close: bool) -> bool:  # noqa: ANN401, FBT001 - gunicorn's
         """Say whether an answer on the long way is the last one; once said, it stays so, whatever happens meanwhile."""
@@ -148,6 +180,7 @@ class Connection(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let a client go."""
         self.worker.connections.discard(self)
+        self._is_gone = True
         super().connection_lost(exc)
 
 

@@ -5,17 +5,17 @@ API server would refuse in a template before any pod is made of it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jsonpatch
 from msgspec import Raw, Struct
 
 from vcuda.amounts import Amounts
+from vcuda.charging import Demand, Standing, fit, how_many
 from vcuda.decision import BadRequest, Code, Decision, Reason, shown
 from vcuda.names import LAST_APPLIED
 from vcuda.policy import Policy
-from vcuda.quota import Quota, fit
 from webhook.advising import advice, misplaced
 from webhook.drafting import Draft, shortened
 from webhook.fractions import rewrite_fractions
@@ -118,29 +118,32 @@ def wrong_with_template(maker: PodMaker, rules: Rules, policy: Policy) -> tuple[
     return pod, asked, [*wrong_with(pod, asked, rules, policy, path), *missing]
 
 
-class Governance(Struct, frozen=True):
-    """What a namespace is held to, and what it uses already."""
+class Making(Struct, frozen=True):
+    """Pods that a workload is about to make: what each asks for, and how many more there will be."""
 
-    policy: Policy
-    quotas: Sequence[Quota]
-    used: Amounts
+    asked: Asked
+    more: int
 
 
-def check_workload(maker: PodMaker, before: PodMaker | None, rules: Rules, held: Governance) -> Decision:
-    """Check a workload's template, unless a controller made it or it did not change."""
-    policy = held.policy
+def check_workload(
+    maker: PodMaker, before: PodMaker | None, rules: Rules, policy: Policy
+) -> tuple[Decision, Making | None]:
+    """Check a workload's template, unless a controller made it or it did not change; and say which pods will come."""
     if maker.metadata.is_controlled:
-        return Decision()
+        return Decision(), None
     same_template = before is not None and bytes(before.template) == bytes(maker.template)
     if same_template and before is not None and before.count >= maker.count:
-        return Decision()
+        return Decision(), None
     pod, asked, reasons = wrong_with_template(maker, rules, policy)
     if not asked.is_gpu:
-        return Decision()
+        return Decision(), None
     if reasons and not same_template:
-        return Decision(tuple(reasons))
-    warnings = [] if same_template else [*warn(pod, asked, rules, policy, maker)]
-    return Decision(warnings=tuple(shortened(each) for each in (*warnings, *beyond_quota(asked, maker, rules, held))))
+        return Decision(tuple(reasons)), None
+    warnings = [] if same_template else warn(pod, asked, rules, policy, maker)
+    # A new template replaces its pods one by one: what they hold is freed for the new ones.
+    more = maker.count - (before.count if before else 0)
+    making = Making(asked, more) if more > 0 and asked.request.is_gpu else None
+    return Decision(warnings=tuple(map(shortened, warnings))), making
 
 
 def warn(pod: Pod, asked: Asked, rules: Rules, policy: Policy, maker: PodMaker) -> list[str]:
@@ -149,13 +152,15 @@ def warn(pod: Pod, asked: Asked, rules: Rules, policy: Policy, maker: PodMaker) 
     return [*draft.warnings, *advice(pod, asked, rules), *misplaced(maker.metadata, rules, draft.path)]
 
 
-def beyond_quota(asked: Asked, maker: PodMaker, rules: Rules, held: Governance) -> list[str]:
+def beyond_quota(making: Making, standing: Standing, demand: Demand, cards: Mapping[str, int]) -> tuple[str, ...]:
     """Tell that not all of the pods will find room."""
-    if not held.quotas or not asked.request.is_gpu or maker.count < 1:
-        return []
-    each = asked.request.demand(0, rules.language.unit_mib)
-    total = Amounts((key, amount * maker.count) for key, amount in each.items())
-    _, reasons = fit(held.quotas, held.used, total, asked.wishes)
-    if not reasons:
-        return []
-    return [f"the {maker.count} pods of this workload will not all fit the quota: {reasons[0].message}"]
+    found = how_many(standing, demand, making.asked.wishes, cards, making.more)
+    if not standing.quotas or found >= making.more:
+        return ()
+
+    def together(card_mib: int) -> Amounts:
+        return Amounts((key, amount * making.more) for key, amount in demand(card_mib).items())
+
+    short = fit(standing, together, making.asked.wishes, cards).reasons
+    told = f": {short[0].message}" if short else ""
+    return (shortened(f"{found} of {making.more} pods of this workload find room in the quota now{told}"),)

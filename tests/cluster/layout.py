@@ -34,12 +34,13 @@ IDENTITIES = {
     "scheduler": ("system:kube-scheduler", ""),
     "node": (f"system:node:{NODE_NAME}", "system:nodes"),
     "quotient": ("system:serviceaccount:quotient-system:quotient-webhook", "system:masters"),
+    "quotient-controller": ("system:serviceaccount:quotient-system:quotient-controller", "system:masters"),
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver")
 CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 NODE = ("containerd", "kubelet")
-WEBHOOK = "quotient-webhook"
+WEBHOOK, CONTROLLER = "quotient-webhook", "quotient-controller"
 WEBHOOK_PORT = 8443
 
 
@@ -257,18 +258,34 @@ def programs(layout: Layout) -> dict[str, Program]:
             ],
             libraries,
         ),
-        WEBHOOK: quotient(layout),
+        WEBHOOK: quotient_webhook(layout),
+        CONTROLLER: quotient_controller(layout),
     }
 
 
-def quotient(layout: Layout) -> Program:
-    """Write the command line of Quotient's webhook, from this checkout."""
-    settings = (
+def quotient_controller(layout: Layout) -> Program:
+    """Write the command line of Quotient's controller."""
+    return quotient(
+        "controller",
+        f"cluster.kubeconfig={layout.state}/quotient-controller.kubeconfig",
+        "controller.address=127.0.0.1",
+        "controller.opsPort=8081",
+    )
+
+
+def quotient_webhook(layout: Layout) -> Program:
+    """Write the command line of Quotient's webhook."""
+    return quotient(
+        "webhook",
         f"cluster.kubeconfig={layout.state}/quotient.kubeconfig",
         f"webhook.certificates={layout.state}/quotient",
         "webhook.address=127.0.0.1",
         f"webhook.port={WEBHOOK_PORT}",
         "webhook.serverName=127.0.0.1",
     )
+
+
+def quotient(command: str, *settings: str) -> Program:
+    """Write the command line of a component of Quotient, from this checkout."""
     flags = [part for setting in settings for part in ("--set", setting)]
-    return Program([sys.executable, "-m", "console.main", *flags, "webhook"], {"PYTHONPATH": str(ROOT)})
+    return Program([sys.executable, "-m", "console.main", *flags, command], {"PYTHONPATH": str(ROOT)})

@@ -5,7 +5,7 @@ import json
 import trustme
 
 from settings.configuration import Configuration
-from tests.cluster.layout import WEBHOOK, WEBHOOK_PORT
+from tests.cluster.layout import CONTROLLER, WEBHOOK, WEBHOOK_PORT
 from tests.cluster.real import RealCluster
 from webhook.registration import registration
 from webhook.service import rules_of
@@ -14,13 +14,15 @@ REFUSED = "neither a part of one GPU"
 
 
 def install(cluster: RealCluster) -> None:
-    """Start the webhook inside the cluster's namespaces and make the API server call it."""
+    """Start controller and webhook inside the cluster's namespaces and make the API server call it."""
     authority = trustme.CA()
     folder = cluster.layout.state / "quotient"
     folder.mkdir(exist_ok=True)
     made = authority.issue_cert("127.0.0.1")
     made.cert_chain_pems[0].write_to_path(str(folder / "tls.crt"))
     made.private_key_pem.write_to_path(str(folder / "tls.key"))
+    cluster.kubectl("create", "namespace", Configuration().system_namespace)
+    cluster.run(CONTROLLER)
     cluster.run(WEBHOOK)
     target = f"https://127.0.0.1:{WEBHOOK_PORT}"
     for each in registration(rules_of(Configuration()), target, authority.cert_pem.bytes()):

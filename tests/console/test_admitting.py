@@ -177,8 +177,8 @@ def test_quotas_are_held_to_one_document_after_another(tmp_path: Path) -> None:
     assert verdicts[0]["object"]["metadata"]["annotations"][NAMES.core_limit] == "90"
     (cores, memory) = verdicts[2]["reasons"]
     assert cores["code"] == memory["code"] == "QuotaExceeded"
-    assert cores["numbers"] == {"asked": 50, "used": 100, "hard": 100, "short": 50}
-    assert "asked 50 cores (100 = one GPU) of A100, used 100 of 100: short by 50" in cores["message"]
+    assert cores["numbers"] == {"asked": 50, "used": 100, "reserved": 0, "hard": 100, "short": 50}
+    assert "asked 50 cores (100 = one GPU) of A100; used 100, reserved 0, hard 100: short by 50" in cores["message"]
 
 
 def test_a_pod_that_names_no_model_finds_the_one_with_room(tmp_path: Path) -> None:

@@ -2,19 +2,22 @@
 
 import base64
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonpatch
 
-from vcuda.amounts import Amounts
+from ledger.committing import Drawer
+from tests.waiting import eventually
+from vcuda.catalogue import Card
 from vcuda.language import language
 from vcuda.names import Names
 from vcuda.policy import Policy
 from vcuda.quota import Quota
 from vcuda.vocabulary import Dialects
 from webhook.admission import Admission
-from webhook.answering import Reply, Responder
+from webhook.answering import Reply, Responder, Way
 from webhook.app import create_app
 from webhook.metrics import Metrics
 from webhook.rules import Rules
@@ -34,15 +37,13 @@ class GivenPolicies:
 
     def __init__(self, policy: Policy | None = None, quotas: Sequence[Quota] = ()) -> None:
         self._policy, self._quotas = policy or Policy(), quotas
+        self.cards: Sequence[Card] = ()
 
     def policy(self, namespace: str) -> Policy:  # noqa: ARG002
         return self._policy
 
-    def quotas(self, namespace: str) -> Sequence[Quota]:  # noqa: ARG002
-        return self._quotas
-
-    def used(self, namespace: str) -> Amounts:  # noqa: ARG002
-        return Amounts()
+    def quotas(self, namespace: str) -> tuple[Sequence[Quota], int]:  # noqa: ARG002
+        return self._quotas, 1
 
 
 def review(obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, **request: Any) -> Obj:
@@ -136,9 +137,13 @@ class Caller:
         found = read_head(head.encode())
         assert found is not None
         assert found.length == len(body)
-        reply = self._responder.reply_at_once(found.route, found.content_type, found.query, body)
-        if reply is None:
+        answers: list[Reply] = []
+        reply = self._responder.reply_soon(found.route, found.content_type, found.query, body, answers.append)
+        if reply is Way.LONG:
             return None
+        if isinstance(reply, Way):
+            eventually(lambda: bool(answers), "an answer")
+            (reply,) = answers
         opening, _, rest = written(reply, 0.0, close=False).partition(END)
         assert opening.startswith(b"HTTP/1.1 %d " % reply.status)
         assert rest == reply.body
@@ -156,6 +161,8 @@ class Caller:
 
     def validate(self, obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, **request: Any) -> Answer:
         """Ask whether an object may be."""
+        if obj is not None and operation == "CREATE" and obj.get("kind") == "Pod":
+            obj = {**obj, "metadata": {"uid": str(uuid.uuid4()), **obj.get("metadata", {})}}
         return self.ask("validate", review(obj, operation, old, **request))
 
     def create(self, obj: Obj, **request: Any) -> Answer:
@@ -187,5 +194,6 @@ def caller(
     """Build a webhook in this process, and a caller that goes one way."""
     admission = Admission(Rules(language=language(names, 256, dialects), **rules), GivenPolicies(policy, quotas))
     metrics = Metrics()
-    responder = Responder(admission, lambda _, name, __: (pods or {}).get(name), metrics, 8.0)
+    drawer = Drawer(lambda _: quotas)
+    responder = Responder(admission, lambda _, name, __: (pods or {}).get(name), drawer, metrics, 8.0)
     return Caller(way, responder, metrics)

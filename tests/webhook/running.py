@@ -188,3 +188,5 @@ def unregister(real: RealCluster) -> None:
     """Make the API server forget the webhook."""
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         real.kubectl("delete", kind, "quotient", "--ignore-not-found")
+    for kind in ("ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy"):
+        real.kubectl("delete", kind, "quotient-quota-guard", "--ignore-not-found")

@@ -19,6 +19,7 @@ def main() -> None:
     def build() -> object:
         from cluster.memory import MemoryCluster  # noqa: PLC0415 - in the process that serves
         from cluster.objects import PODS  # noqa: PLC0415
+        from ledger.committing import Drawer  # noqa: PLC0415
         from webhook.service import Service  # noqa: PLC0415
 
         cluster = MemoryCluster()
@@ -26,7 +27,7 @@ def main() -> None:
             container = {"name": "c", "image": "i", "resources": {"limits": limits}}
             made = {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}}
             cluster.create(PODS, made)
-        return Service(configuration, cluster)
+        return Service(configuration, cluster, Drawer())
 
     Application(configuration.webhook, build).run()  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.webhook.pods import CORE, gpu, pod
 from tests.webhook.reviews import Answer, Caller, MakeCaller, caller, review
-from vcuda.amounts import Amounts
+from vcuda.catalogue import Card
 from vcuda.decision import BadRequest, Unavailable
 from vcuda.policy import Policy
 from vcuda.quota import Quota
@@ -88,10 +88,11 @@ class Failing:
     def policy(self, namespace: str) -> Policy:  # noqa: ARG002
         raise self._broken
 
-    def quotas(self, namespace: str) -> list[Quota]:  # noqa: ARG002
+    def quotas(self, namespace: str) -> tuple[list[Quota], int]:  # noqa: ARG002
         raise self._broken
 
-    def used(self, namespace: str) -> Amounts:  # noqa: ARG002
+    @property
+    def cards(self) -> list[Card]:
         raise self._broken
 
 

@@ -23,7 +23,7 @@ class QuietHandler(WSGIRequestHandler):
         """Say nothing."""
 
 
-class Ops:
+class Probes:
     """Serves `/livez`, `/readyz` and `/metrics`. A check gives what is amiss; nothing means all is well."""
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry, live: Check, ready: Check) -> None:
@@ -33,7 +33,7 @@ class Ops:
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="ops", daemon=True)
 
-    def start(self) -> "Ops":
+    def start(self) -> "Probes":
         """Begin to serve."""
         self._thread.start()
         return self

@@ -1,0 +1,1 @@
+"""Keeps what admission rests on right: ledgers, their status, the catalogue of cards."""

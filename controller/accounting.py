@@ -1,0 +1,126 @@
+"""How a ledger is brought to say what is true: a pure function of the ledger, the pods and the quotas.
+
+Charges are added for pods that are seen, and taken away only for a reason that stays true whatever one does not know
+yet: a pod that was seen to end, or that was in no list made after the ledger was read. So a controller whose view is
+old, or that wakes up after a long pause, may free too late, and never too early.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+
+from msgspec import Struct
+
+from controller.holdings import Holding
+from vcuda.amounts import CORES, MEMORY
+from vcuda.charging import Charge, Holder, candidates, charge_on
+from vcuda.decision import Reason
+from vcuda.ledger import MAX_HOLDERS, Claim, Key, Ledger, State, reserve
+from vcuda.policy import Mode
+from vcuda.quota import Quota
+
+# A create can take effect up to 34 s after its charge.
+RESERVATION_S = 45
+
+
+class View(Struct, frozen=True):
+    """What is known of a namespace: the pods that hold something, which are known to be gone, and its quotas.
+
+    `actual` says what a pod holds where that is known; `cards` are the largest of each model that it may use.
+    """
+
+    holdings: Mapping[Key, Holding]
+    gone: AbstractSet[Key]
+    actual: Callable[[Holding], Charge | None]
+    cards: Mapping[str, int]
+    unit_mib: int
+    cluster_mode: Mode = Mode.ENFORCE
+
+
+class Report(Struct, frozen=True):
+    """What remains to be done: pods that found no room, and charges whose pods nobody sees."""
+
+    waiting: Mapping[Key, tuple[Reason, ...]] = {}
+    missing: tuple[Key, ...] = ()
+
+
+def reconcile(ledger: Ledger, view: View, now_s: float, expired: Callable[[Key, int], bool]) -> Report:
+    """Bring a ledger up to date with what is seen; gives what cannot be decided by that alone."""
+    for pod in ledger.pods() & view.gone:
+        ledger.remove(pod)
+    for pod, held in view.holdings.items():
+        record(ledger, pod, held, view)
+    waiting = admit_waiting(ledger, view, now_s) if ledger.state is State.OPEN else {}
+    ledger.set_holders(largest_holders(ledger, view.holdings))
+    reserved = dict(ledger.reservations())
+    unseen = ledger.pods() - view.holdings.keys()
+    return Report(waiting, tuple(pod for pod in unseen if pod not in reserved or expired(pod, reserved[pod])))
+
+
+def record(ledger: Ledger, pod: Key, held: Holding, view: View) -> None:
+    """Turn a reservation into usage, and charge a pod on a node what it holds there."""
+    place = ledger.place(pod)
+    real = view.actual(held)
+    if place is None:
+        if held.node:
+            # It has its GPUs, whoever gave them to it: what is in use is in use.
+            ledger.put(pod, real or guessed(ledger, held, view), None)
+        return
+    charge, since = place
+    if since is not None or (real is not None and real != charge):
+        ledger.put(pod, real or charge, None)
+
+
+def guessed(ledger: Ledger, held: Holding, view: View) -> Charge:
+    """Say what a pod on an unknown card is charged: the first model it may run on."""
+    first = [*candidates(ledger.quotas, held.wishes, view.cards), None][0]
+    if first is not None:
+        return charge_on(first, partial(held.request.demand, unit_mib=view.unit_mib))[0]
+    amounts = held.request.demand(0, view.unit_mib)
+    return Charge("any", amounts[CORES], amounts[MEMORY])
+
+
+def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[Reason, ...]]:
+    """Charge pods that got in without a charge, the oldest first, as far as there is room, or say why there is none."""
+    waiting: dict[Key, tuple[Reason, ...]] = {}
+    uncharged = [(held.created, pod) for pod, held in view.holdings.items() if not held.node and pod not in ledger]
+    for _, pod in sorted(uncharged):
+        held = view.holdings[pod]
+        demand = partial(held.request.demand, unit_mib=view.unit_mib)
+        verdict = reserve(ledger, Claim(pod, demand, held.wishes, view.cards), int(now_s), view.cluster_mode)
+        if verdict.reasons:
+            waiting[pod] = verdict.reasons
+        elif verdict.charge is not None:
+            ledger.put(pod, verdict.charge, None)
+    return waiting
+
+
+def largest_holders(ledger: Ledger, holdings: Mapping[Key, Holding]) -> list[Holder]:
+    """Name those who hold most, workloads as a whole."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for pod, held in holdings.items():
+        place = ledger.place(pod)
+        if place is not None:
+            charge = place[0]
+            total = sums.setdefault((held.owner, charge.model), [0, 0, 0])
+            for index, amount in enumerate((charge.cores, charge.memory_mib, 1)):
+                total[index] += amount
+    holders = [
+        Holder(name, model, cores=cores, memory_mib=memory_mib, pods=pods)
+        for (name, model), (cores, memory_mib, pods) in sums.items()
+    ]
+    return sorted(holders, key=lambda each: (-each.cores, -each.memory_mib, each.name, each.model))[:MAX_HOLDERS]
+
+
+def drop(ledger: Ledger, missing: Iterable[Key], alive: Collection[Key]) -> None:
+    """Free what pods hold that were in no list made after the ledger was read."""
+    for pod in missing:
+        if pod not in alive:
+            ledger.remove(pod)
+
+
+def quotas_for(ledger: Ledger, current: Sequence[Quota], unreadable: Collection[str]) -> tuple[Quota, ...]:
+    """Give the quotas to hold to: those there are, and the last good ones of those that cannot be read now."""
+    named = {quota.name for quota in current}
+    kept = [quota for quota in ledger.quotas if quota.name in unreadable and quota.name not in named]
+    return tuple(sorted([*current, *kept], key=lambda quota: quota.name)) if kept else tuple(current)

@@ -1,0 +1,149 @@
+"""What each pod holds, as far as accounting needs it: small values, made of pods as they are seen.
+
+A cluster has many pods and few of them have GPUs; of those, most of what a pod says does not matter here.
+"""
+
+from datetime import datetime
+
+from cluster.objects import Metadata, Node, Object, Pod
+from vcuda.amounts import CORES, MEMORY
+from vcuda.catalogue import Card
+from vcuda.charging import Charge
+from vcuda.inventory import Gpu, decode_inventory
+from vcuda.language import Language
+from vcuda.ledger import Key, packed
+from vcuda.model import parse_model
+from vcuda.names import ANCESTOR_MODEL_LABELS, ANCESTOR_POOL_LABELS, MIRROR, NVIDIA_PRODUCT_LABEL
+from vcuda.placement import decode_placement
+from vcuda.request import PodRequest, read_pod
+from vcuda.wishes import Wishes, read_wishes
+
+TERMINAL = ("Succeeded", "Failed")
+READY, UNKNOWN = "Ready", "Unknown"
+MIXED = "mixed"
+
+
+class Holding(Object, frozen=True, kw_only=True):
+    """A pod with GPUs: what it asks for, where it is, and whether it is on its way out.
+
+    Of the metadata only what names it is kept. `owner` is what people know it by: the workload that made it.
+    """
+
+    key: Key = ""
+    request: PodRequest = PodRequest()
+    wishes: Wishes = Wishes()
+    node: str = ""
+    placed: tuple[str, ...] = ()
+    is_terminal: bool = False
+    due_s: float | None = None
+    owner: str = ""
+    created: str = ""
+
+
+def holding_of(pod: Pod, spoken: Language) -> Holding | None:
+    """Read what a pod holds; None if it holds no GPU, or is none of our business."""
+    reading = read_pod(pod.spec, pod.metadata.annotations, spoken)
+    if not reading.request.is_gpu or MIRROR in pod.metadata.annotations:
+        return None
+    metadata = pod.metadata
+    wishes, _ = read_wishes(metadata.annotations, spoken)
+    due = metadata.deletion_timestamp
+    return Holding(
+        metadata=Metadata(
+            name=metadata.name,
+            namespace=metadata.namespace,
+            uid=metadata.uid,
+            resource_version=metadata.resource_version,
+        ),
+        key=packed(metadata.uid),
+        request=reading.request,
+        wishes=wishes,
+        node=pod.spec.node_name or "",
+        placed=tuple(decode_placement(metadata.annotations.get(spoken.names.placement, ""))),
+        is_terminal=pod.status.phase in TERMINAL,
+        due_s=datetime.fromisoformat(due).timestamp() if due else None,
+        owner=owner_of(metadata),
+        created=metadata.creation_timestamp or "",
+    )
+
+
+def owner_of(metadata: Metadata) -> str:
+    """Name the workload that made a pod; a ReplicaSet's name ends in what its Deployment's does not."""
+    for owner in metadata.owner_references:
+        if owner.controller:
+            made_by = metadata.labels.get("pod-template-hash")
+            if owner.kind == "ReplicaSet" and made_by and owner.name.endswith(f"-{made_by}"):
+                return f"Deployment/{owner.name.removesuffix(f'-{made_by}')}"
+            return f"{owner.kind}/{owner.name}"
+    return f"Pod/{metadata.name}"
+
+
+class Machine(Object, frozen=True, kw_only=True):
+    """A node with GPUs. `lost` means that nobody can say what still runs there."""
+
+    gpus: tuple[Gpu, ...] = ()
+    model: str = ""
+    pool: str = ""
+    lost: bool = False
+
+    def cards(self) -> set[Card]:
+        """Give the kinds of cards it has."""
+        found = {Card(gpu.model, gpu.memory_mib, self.pool) for gpu in self.gpus}
+        return found or ({Card(self.model, 0, self.pool)} if self.model else set())
+
+
+def machine_of(node: Node, spoken: Language) -> Machine:
+    """Read what a node has: its inventory, or what labels say of it."""
+    labels, annotations = node.metadata.labels, node.metadata.annotations
+    try:
+        gpus = decode_inventory(annotations[spoken.names.inventory])
+    except (KeyError, ValueError):
+        gpus = ()
+    ready = [each.status for each in node.status.conditions if each.type == READY]
+    return Machine(
+        metadata=Metadata(
+            name=node.metadata.name, uid=node.metadata.uid, resource_version=node.metadata.resource_version
+        ),
+        gpus=gpus,
+        model=model_in(labels, spoken),
+        pool=next((labels[key] for key in (spoken.names.pool_label, *ANCESTOR_POOL_LABELS) if key in labels), ""),
+        lost=UNKNOWN in ready,
+    )
+
+
+def model_in(labels: dict[str, str], spoken: Language) -> str:
+    """Read the model of a node's cards from its labels; nothing if it has several, or none."""
+    for key in (spoken.names.model_label, NVIDIA_PRODUCT_LABEL, *ANCESTOR_MODEL_LABELS):
+        if labels.get(key, MIXED) != MIXED:
+            try:
+                return parse_model(labels[key]).name
+            except ValueError:
+                continue
+    return ""
+
+
+def holds(held: Holding, machine: Machine | None, now_s: float) -> bool:
+    """Tell whether a pod holds anything of its quota.
+
+    One that has ended holds nothing. One that is being deleted holds until it is gone, for its containers may run on;
+    but on a lost node nobody can tell, and after the time it was given the quota is free.
+    """
+    if held.is_terminal:
+        return False
+    if held.due_s is None or not held.node:
+        return True
+    is_lost = machine is None or machine.lost
+    return not (is_lost and now_s > held.due_s)
+
+
+def charge_of(held: Holding, machine: Machine | None, unit_mib: int) -> Charge | None:
+    """Say what a pod on a node really holds; None if it is on none, or nobody knows which cards it has there."""
+    if not held.node or machine is None:
+        return None
+    gpus = [gpu for gpu in machine.gpus if gpu.uuid in held.placed] or list(machine.gpus)
+    models = {gpu.model for gpu in gpus} or ({machine.model} if machine.model else set())
+    if len(models) != 1:
+        return None
+    size_mib = max((gpu.memory_mib for gpu in gpus), default=0)
+    amounts = held.request.demand(size_mib, unit_mib)
+    return Charge(parse_model(models.pop()).name, amounts[CORES], amounts[MEMORY])

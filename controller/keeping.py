@@ -1,0 +1,485 @@
+"""Keeps the ledgers right: every namespace is looked at when something happened in it, and once in a while anyway."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cluster.errors import AlreadyExists, ApiError, Conflict, NotFound
+from cluster.events import WARNING, Recorder
+from cluster.informer import Informer
+from cluster.interface import Cluster, Selector
+from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, ConfigMap, Kind, Metadata, Namespace, ObjectReference
+from controller.accounting import RESERVATION_S, Report, View, drop, quotas_for, reconcile
+from controller.holdings import Holding, Machine, charge_of, holding_of, holds, machine_of
+from controller.known import KnownLedgers
+from controller.status import encode_status, status_of
+from ledger.books import LEDGERS, Books, Page, namespace_of
+from ledger.following import QuotaFollower
+from ledger.turns import Turns
+from vcuda.catalogue import Card, encode_cards, sizes_mib
+from vcuda.charging import Charge
+from vcuda.decision import Unavailable
+from vcuda.language import Language
+from vcuda.ledger import Key, Ledger, State, packed
+from vcuda.names import CATALOGUE, CATALOGUE_KEY, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
+from vcuda.policy import Mode
+
+WORKERS = 4
+TRIES = 8
+# How soon after something happened, and how often at the most, a namespace is looked at.
+SOON_S, APART_S = 0.05, 0.4
+AGAIN_S = 240.0
+RETRY_S = 1.0
+# After the API server was slow or away, what it was asked before may still take effect.
+TROUBLE_S, SLOW_S = 10.0, 2.0
+BY_NAMESPACE = "namespace"
+CATALOGUE_TURN = ""
+
+
+class Seen(Struct):
+    """What is remembered of a namespace between two looks."""
+
+    last: float = float("-inf")
+    gone: set[Key] = set()
+    reserved: dict[Key, float] = {}
+    waiting: dict[Key, str] = {}
+    opens: float | None = None
+    failures: int = 0
+    ledger: Ledger | None = None
+    written: str = ""
+    changed: float | None = None
+
+
+class Keeper:
+    """Looks after all ledgers. Works only while `is_leading` says so; follows the cluster all the time."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spoken: Language,
+        system_namespace: str,
+        quotas: QuotaFollower,
+        recorder: Recorder,
+        *,
+        cluster_mode: Mode = Mode.ENFORCE,
+        is_leading: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster, self._spoken, self._system_namespace = cluster, spoken, system_namespace
+        self._quotas, self._recorder, self._cluster_mode = quotas, recorder, cluster_mode
+        self._is_leading, self._clock, self._wall = is_leading, clock, wall
+        self._books = Books(cluster, system_namespace)
+        self._known = KnownLedgers(cluster, system_namespace)
+        self._pods: Informer[Holding] = Informer(
+            cluster,
+            cast("Kind[Holding]", PODS),
+            convert=lambda pod: holding_of(pod, spoken),
+            indexes={BY_NAMESPACE: lambda held: held.metadata.namespace},
+        )
+        self._nodes: Informer[Machine] = Informer(
+            cluster, cast("Kind[Machine]", NODES), convert=lambda node: machine_of(node, spoken)
+        )
+        self._namespaces = Informer(cluster, NAMESPACES)
+        self._ledgers = Informer(cluster, CONFIG_MAPS, system_namespace, LEDGERS)
+        self._statuses = Informer(cluster, CONFIG_MAPS, selector=Selector(labels=STATUS_LABEL))
+        self._turns = Turns(clock)
+        # Guards what is remembered: informers note what is gone, workers take it.
+        self._lock = threading.Lock()
+        self._seen: dict[str, Seen] = {}
+        self._actual: dict[Key, tuple[Holding, Machine, Charge | None]] = {}
+        self._trouble = float("-inf")
+        self._log = structlog.get_logger()
+        self._follow()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"keeper-{index}", daemon=True) for index in range(WORKERS)
+        ]
+
+    def _follow(self) -> None:
+        self._pods.on_change(self._pod_changed)
+        self._nodes.on_change(self._node_changed)
+        self._namespaces.on_change(lambda old, new: self._touch((new or old or Namespace()).metadata.name))
+        self._ledgers.on_change(self._ledger_changed)
+        self._statuses.on_change(lambda old, new: self._touch((new or old or ConfigMap()).metadata.namespace))
+        self._quotas.on_change(self._touch)
+
+    @property
+    def informers(
+        self,
+    ) -> tuple[Informer[Holding] | Informer[Machine] | Informer[Namespace] | Informer[ConfigMap], ...]:
+        """What is followed, beside the quotas."""
+        return self._pods, self._nodes, self._namespaces, self._ledgers, self._statuses
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything is known."""
+        return self._quotas.synced and all(informer.synced for informer in self.informers)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all threads run."""
+        return all(thread.is_alive() for thread in self._threads) and all(each.alive for each in self.informers)
+
+    def start(self) -> "Keeper":
+        """Begin to follow, and to look after ledgers."""
+        for informer in self.informers:
+            informer.start()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End."""
+        self._turns.stop()
+        for informer in self.informers:
+            informer.stop()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10)
+
+    def look_at_everything(self) -> None:
+        """Look at every namespace: after becoming the leader, nothing that another one knew is known."""
+        self._known.forget()
+        self._turns.want(CATALOGUE_TURN)
+        for namespace in self._namespaces.all():
+            self._turns.want(namespace.metadata.name)
+        for found in self._ledgers.all():
+            self._turns.want(namespace_of(found))
+
+    def idle(self) -> bool:
+        """Tell whether there is nothing to do at the moment."""
+        return self.synced and self._turns.waiting() == 0
+
+    def ledgers(self) -> dict[str, Ledger]:
+        """Give all ledgers as they were last seen, for the metrics."""
+        with self._lock:
+            return {name: seen.ledger for name, seen in self._seen.items() if seen.ledger is not None}
+
+    def lag_s(self) -> float:
+        """Say how long the oldest change has been waiting to be accounted for."""
+        now = self._clock()
+        with self._lock:
+            return max((now - seen.changed for seen in self._seen.values() if seen.changed is not None), default=0.0)
+
+    def _pod_changed(self, old: Holding | None, new: Holding | None) -> None:
+        found = new or old
+        if found is None:
+            return
+        namespace = found.metadata.namespace
+        if new is None and old is not None:
+            self._actual.pop(old.key, None)
+            with self._lock:
+                self._of(namespace).gone.add(old.key)
+        if old is None or new is None or matters(old) != matters(new):
+            self._touch(namespace)
+
+    def _node_changed(self, old: Machine | None, new: Machine | None) -> None:
+        if old is not None and new is not None and cards_of(old) == cards_of(new) and old.lost == new.lost:
+            return
+        self._turns.want(CATALOGUE_TURN, self._clock() + SOON_S)
+        name = (new or old or Machine()).metadata.name
+        for namespace in {held.metadata.namespace for held in self._pods.all() if held.node == name}:
+            self._touch(namespace)
+
+    def _ledger_changed(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
+        found = new or old
+        if found is None:
+            return
+        namespace = namespace_of(found)
+        with self._lock:
+            is_ours = new is not None and self._of(namespace).written == new.metadata.resource_version
+        if not is_ours:
+            self._touch(namespace)
+
+    def _touch(self, namespace: str) -> None:
+        """Look at a namespace soon."""
+        now = self._clock()
+        with self._lock:
+            seen = self._of(namespace)
+            if seen.changed is None:
+                seen.changed = now
+            at = max(now + SOON_S, seen.last + APART_S)
+        self._turns.want(namespace, at)
+
+    def _of(self, namespace: str) -> Seen:
+        """Give what is remembered of a namespace; to be called with the lock held."""
+        found = self._seen.get(namespace)
+        if found is None:
+            found = self._seen[namespace] = Seen()
+        return found
+
+    def _run(self) -> None:
+        while (namespace := self._turns.next()) is not None:
+            try:
+                if not self._is_leading() or not self.synced:
+                    self._turns.want(namespace, self._clock() + RETRY_S)
+                elif namespace == CATALOGUE_TURN:
+                    self._write_catalogue()
+                else:
+                    self._look_at(namespace)
+            except (ApiError, Unavailable) as broken:
+                self._trouble = self._clock()
+                self._retry(namespace, str(broken))
+            except Exception:  # the outermost frame of the thread: it has to go on
+                self._log.exception("keeper_failed", namespace=namespace)
+                self._retry(namespace, "a fault")
+            finally:
+                self._turns.done(namespace)
+
+    def _retry(self, namespace: str, cause: str) -> None:
+        with self._lock:
+            seen = self._of(namespace)
+            seen.failures += 1
+            pause = RETRY_S * (1 << min(seen.failures - 1, 4)) * random.uniform(0.5, 1.0)
+        self._log.warning("namespace_not_kept", namespace=namespace, cause=cause, again_s=round(pause, 1))
+        self._turns.want(namespace, self._clock() + pause)
+
+    def _look_at(self, namespace: str) -> None:
+        """Bring one namespace's ledger and status up to date."""
+        if namespace == self._system_namespace:
+            return
+        with self._lock:
+            seen = self._of(namespace)
+            seen.last, seen.changed = self._clock(), None
+        for _ in range(TRIES):
+            try:
+                page, report = self._keep(namespace, seen)
+                break
+            except (Conflict, NotFound, AlreadyExists):
+                continue  # somebody else wrote it: read it again
+        else:
+            raise Unavailable("others write the ledger all the time")
+        seen.failures = 0
+        if page is None:
+            with self._lock:
+                self._seen.pop(namespace, None)
+            return
+        with self._lock:
+            seen.ledger = page.ledger
+        self._tell_waiting(namespace, seen, report)
+        self._write_status(namespace, page.ledger, seen)
+        self._turns.want(namespace, self._clock() + self._next_look_s(namespace, page.ledger, seen))
+
+    def _keep(self, namespace: str, seen: Seen) -> tuple[Page | None, Report]:
+        """Read, account, write; Conflict if somebody else wrote meanwhile."""
+        page = self._read(namespace)
+        existing = self._namespaces.get(namespace)
+        if existing is None:
+            self._forget(namespace, page)
+            return None, Report()
+        ledger = page.ledger.copy() if page is not None else Ledger()
+        if page is None and not self._quotas.governance(namespace).quotas and not self._holding(namespace):
+            return None, Report()
+        if ledger.state is State.WANTED or ledger.namespace != existing.metadata.uid:
+            ledger = self._begin(namespace, existing.metadata.uid, seen)
+        elif ledger.state is State.CLOSED:
+            self._open_in_time(ledger, seen)
+        gone = set(seen.gone)
+        report = self._account(namespace, ledger, seen)
+        page = self._write(namespace, page, ledger, seen)
+        if report.missing:
+            listed = self._cluster.list(PODS, namespace).items
+            alive = {packed(pod.metadata.uid) for pod in listed}
+            ledger = page.ledger.copy()
+            drop(ledger, report.missing, alive)
+            page = self._write(namespace, page, ledger, seen)
+        with self._lock:
+            seen.gone -= gone
+        return page, report
+
+    def _forget(self, namespace: str, page: Page | None) -> None:
+        """Leave nothing behind of a namespace that is gone; that it is not in our cache does not prove it."""
+        try:
+            self._cluster.get(NAMESPACES, namespace)
+        except NotFound:
+            if page is not None:
+                self._books.delete(page.written)
+            self._known.remove(namespace)
+        else:
+            self._turns.want(namespace, self._clock() + SOON_S)
+
+    def _read(self, namespace: str) -> Page | None:
+        """Read a ledger; one that cannot be read is removed, and then made anew as one that was lost."""
+        began = self._clock()
+        try:
+            return self._books.read(namespace)
+        except Unavailable as wrong:
+            found = self._ledgers.get(f"ledger.{namespace}", self._system_namespace)
+            if found is None or "cannot be read" not in str(wrong):
+                raise
+            self._log.error("ledger_unreadable", namespace=namespace, cause=str(wrong))
+            self._books.delete(found)
+            return None
+        finally:
+            if self._clock() - began > SLOW_S:
+                self._trouble = self._clock()
+
+    def _write(self, namespace: str, page: Page | None, ledger: Ledger, seen: Seen) -> Page:
+        if page is not None and not ledger.changes:
+            return page
+        page = self._books.write(page, ledger) if page is not None else self._books.create(namespace, ledger)
+        with self._lock:
+            seen.written = page.written.metadata.resource_version
+        return page
+
+    def _begin(self, namespace: str, uid: str, seen: Seen) -> Ledger:
+        """Begin a ledger: open if the namespace never had one, closed for a while if it was lost."""
+        if self._known.has(namespace, uid):
+            self._log.warning("ledger_lost", namespace=namespace, opens_in_s=RESERVATION_S)
+            seen.opens = self._clock() + RESERVATION_S
+            ledger = Ledger(uid, State.CLOSED)
+        else:
+            self._known.add(namespace, uid)
+            ledger = Ledger(uid, State.OPEN)
+        ledger.changes += 1
+        return ledger
+
+    def _open_in_time(self, ledger: Ledger, seen: Seen) -> None:
+        """Open a ledger when no pod can appear any more that the lost one had admitted."""
+        if seen.opens is None:
+            seen.opens = self._clock() + RESERVATION_S
+        if self._clock() >= seen.opens and self._clock() - self._trouble > TROUBLE_S:
+            ledger.set_state(State.OPEN, ledger.namespace)
+            seen.opens = None
+
+    def _account(self, namespace: str, ledger: Ledger, seen: Seen) -> Report:
+        """Make a ledger say what is true, as far as it is known."""
+        governed = self._quotas.governance(namespace)
+        if self._quotas.version >= ledger.quotas_at:
+            quotas = quotas_for(ledger, governed.quotas, self._quotas.unreadable)
+            if quotas != ledger.quotas:
+                ledger.set_quotas(quotas, self._quotas.version)
+        now_s = self._wall()
+        holdings: dict[Key, Holding] = {}
+        gone = set(seen.gone)
+        for held in self._pods.indexed(BY_NAMESPACE, namespace):
+            if holds(held, self._machine(held), now_s):
+                holdings[held.key] = held
+            else:
+                gone.add(held.key)
+        view = View(
+            holdings=holdings,
+            gone=gone - holdings.keys(),
+            actual=self._charge_of,
+            cards=sizes_mib(self._cards(), governed.policy.pools),
+            unit_mib=self._spoken.unit_mib,
+            cluster_mode=self._cluster_mode,
+        )
+        return reconcile(ledger, view, now_s, self._expiry(ledger, seen, now_s))
+
+    def _expiry(self, ledger: Ledger, seen: Seen, now_s: float) -> Callable[[Key, int], bool]:
+        """Tell which reservations are over: by the clock of whoever made them, or by how long we have seen them."""
+        now = self._clock()
+        seen.reserved = {pod: seen.reserved.get(pod, now) for pod, _ in ledger.reservations()}
+        is_quiet = now - self._trouble > TROUBLE_S
+
+        def expired(pod: Key, since: int) -> bool:
+            return is_quiet and (now_s - since >= RESERVATION_S or now - seen.reserved.get(pod, now) >= RESERVATION_S)
+
+        return expired
+
+    def _next_look_s(self, namespace: str, ledger: Ledger, seen: Seen) -> float:
+        """Say when to look again even if nothing happens."""
+        now, now_s = self._clock(), self._wall()
+        times = [AGAIN_S * random.uniform(0.8, 1.0)]
+        times += [since + RESERVATION_S - now_s for _, since in ledger.reservations()]
+        times += [
+            held.due_s - now_s
+            for held in self._pods.indexed(BY_NAMESPACE, namespace)
+            if held.due_s is not None and held.due_s > now_s
+        ]
+        if seen.opens is not None:
+            times.append(seen.opens - now)
+        return max(APART_S, min(times)) + SOON_S
+
+    def _holding(self, namespace: str) -> bool:
+        return bool(self._pods.indexed(BY_NAMESPACE, namespace))
+
+    def _machine(self, held: Holding) -> Machine | None:
+        return self._nodes.get(held.node) if held.node else None
+
+    def _charge_of(self, held: Holding) -> Charge | None:
+        """Give what a pod really holds; worked out once, until it or its node changes."""
+        machine = self._machine(held)
+        if machine is None:
+            return None
+        before = self._actual.get(held.key)
+        if before is not None and before[0] is held and before[1] is machine:
+            return before[2]
+        charge = charge_of(held, machine, self._spoken.unit_mib)
+        self._actual[held.key] = held, machine, charge
+        return charge
+
+    def _cards(self) -> set[Card]:
+        return {card for machine in self._nodes.all() for card in machine.cards()}
+
+    def _write_catalogue(self) -> None:
+        """Write down which cards there are."""
+        data = {CATALOGUE_KEY: encode_cards(self._cards())}
+        self._put(ConfigMap(metadata=Metadata(name=CATALOGUE, namespace=self._system_namespace), data=data))
+        self._turns.want(CATALOGUE_TURN, self._clock() + AGAIN_S)
+
+    def _put(self, wanted: ConfigMap) -> None:
+        """Write a ConfigMap that is ours alone, if it is not so already."""
+        try:
+            found = self._cluster.get(CONFIG_MAPS, wanted.metadata.name, wanted.metadata.namespace)
+        except NotFound:
+            self._cluster.create(CONFIG_MAPS, wanted)
+            return
+        if (found.data, found.metadata.labels) != (wanted.data, wanted.metadata.labels):
+            labels = replace(found.metadata, labels=wanted.metadata.labels)
+            self._cluster.update(CONFIG_MAPS, replace(found, metadata=labels, data=wanted.data))
+
+    def _write_status(self, namespace: str, ledger: Ledger, seen: Seen) -> None:
+        """Show the namespace how it stands, if it has quotas."""
+        governed = self._quotas.governance(namespace)
+        found = self._statuses.get(QUOTA_STATUS, namespace)
+        if not ledger.quotas and not governed.mistakes:
+            if found is not None:
+                self._cluster.delete(CONFIG_MAPS, QUOTA_STATUS, namespace, uid=found.metadata.uid)
+            return
+        names = {held.key: held.metadata.name for held in self._pods.indexed(BY_NAMESPACE, namespace)}
+        waiting = {names[pod]: why for pod, why in seen.waiting.items() if pod in names}
+        data = {STATUS_KEY: encode_status(status_of(ledger, self._cluster_mode, waiting, governed.mistakes))}
+        if found is not None and found.data == data:
+            return
+        labels = {STATUS_LABEL: "true"}
+        try:
+            self._put(ConfigMap(metadata=Metadata(name=QUOTA_STATUS, namespace=namespace, labels=labels), data=data))
+        except (Conflict, AlreadyExists):
+            self._touch(namespace)
+        except ApiError as refused:
+            # The namespace may be on its way out, or somebody guards it: the ledger is right all the same.
+            self._log.info("status_not_written", namespace=namespace, cause=str(refused))
+
+    def _tell_waiting(self, namespace: str, seen: Seen, report: Report) -> None:
+        """Tell pods that got in without a charge why they stay where they are."""
+        before = seen.waiting
+        seen.waiting = {pod: str(reasons[0]) for pod, reasons in report.waiting.items()}
+        held = {each.key: each for each in self._pods.indexed(BY_NAMESPACE, namespace)}
+        for pod, why in seen.waiting.items():
+            if pod not in before and pod in held:
+                metadata = held[pod].metadata
+                about = ObjectReference(
+                    api_version="v1", kind="Pod", namespace=namespace, name=metadata.name, uid=metadata.uid
+                )
+                told = f"not charged to the quota, so it gets no GPU: {why}"
+                self._recorder.record(about, "QuotaExceeded", told, type_=WARNING)
+
+
+def matters(held: Holding) -> tuple[object, ...]:
+    """Give what accounting looks at."""
+    return held.node, held.placed, held.is_terminal, held.due_s, held.request
+
+
+def cards_of(machine: Machine) -> Mapping[str, Card]:
+    """Give what is asked of a node's cards."""
+    return {gpu.uuid: Card(gpu.model, gpu.memory_mib, machine.pool) for gpu in machine.gpus} | {
+        "": Card(machine.model, 0, machine.pool)
+    }

@@ -1,0 +1,94 @@
+"""Which namespaces have had a ledger: so that a ledger that is missing can be told from one that never was.
+
+Where one is missing that was there, pods may be on their way that it had admitted; where none was, there are none.
+"""
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+from msgspec.structs import replace
+
+from cluster.errors import AlreadyExists, Conflict, NotFound
+from cluster.interface import Cluster
+from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata
+from vcuda.decision import Unavailable
+from vcuda.names import KNOWN_KEY, KNOWN_LEDGERS
+
+TRIES = 10
+
+Known = dict[str, str]
+
+
+class KnownLedgers:
+    """Namespaces by name, each with the uid of the one that had a ledger; kept in a ConfigMap of Quotient's own."""
+
+    def __init__(self, cluster: Cluster, system_namespace: str) -> None:
+        self._cluster, self._system_namespace = cluster, system_namespace
+        # Guards what is remembered, and that one write at a time is made of it.
+        self._lock = threading.Lock()
+        self._known: Known | None = None
+
+    def has(self, namespace: str, uid: str) -> bool:
+        """Tell whether this very namespace has had a ledger."""
+        with self._lock:
+            return self._loaded().get(namespace) == uid
+
+    def add(self, namespace: str, uid: str) -> None:
+        """Note that a namespace has a ledger; to be done before it has."""
+        self._change(lambda known: known | {namespace: uid})
+
+    def remove(self, namespace: str) -> None:
+        """Forget a namespace that is gone."""
+        self._change(lambda known: {name: uid for name, uid in known.items() if name != namespace})
+
+    def forget(self) -> None:
+        """Read it anew when it is next needed: another process may have changed it."""
+        with self._lock:
+            self._known = None
+
+    def _loaded(self) -> Known:
+        if self._known is None:
+            try:
+                self._known = read(self._cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, self._system_namespace))
+            except NotFound:
+                self._known = {}
+        return self._known
+
+    def _change(self, change: Callable[[Known], Known]) -> None:
+        with self._lock:
+            if change(self._loaded()) == self._loaded():
+                return
+            for _ in range(TRIES):
+                try:
+                    self._known = self._write(change)
+                except (Conflict, AlreadyExists, NotFound):
+                    continue
+                return
+        raise Unavailable(f"{KNOWN_LEDGERS}: others write it all the time")
+
+    def _write(self, change: Callable[[Known], Known]) -> Known:
+        try:
+            found = self._cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, self._system_namespace)
+        except NotFound:
+            # If it was deleted, what is remembered of it still counts.
+            known = change(self._known or {})
+            metadata = Metadata(name=KNOWN_LEDGERS, namespace=self._system_namespace)
+            self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=written(known)))
+            return known
+        known = change(read(found))
+        self._cluster.update(CONFIG_MAPS, replace(found, data=written(known)))
+        return known
+
+
+def read(found: ConfigMap) -> Known:
+    """Read it; what cannot be read is as if it were not there."""
+    try:
+        return msgspec.json.decode(found.data.get(KNOWN_KEY, "{}"), type=Known)
+    except msgspec.MsgspecError:
+        return {}
+
+
+def written(known: Known) -> dict[str, str]:
+    """Write it as a ConfigMap holds it."""
+    return {KNOWN_KEY: msgspec.json.encode(known, order="sorted").decode()}

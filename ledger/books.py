@@ -1,0 +1,90 @@
+"""Ledgers where they are kept: one ConfigMap for each namespace, in Quotient's own namespace.
+
+Every write is a compare-and-swap on the whole ledger, so that of two who read the same state only one succeeds.
+"""
+
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cluster.errors import AlreadyExists, NotFound
+from cluster.interface import Cluster, Selector
+from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata
+from vcuda.decision import Unavailable
+from vcuda.ledger import Ledger, State, decode, encode
+from vcuda.names import LEDGER_KEY, LEDGER_LABEL, LEDGER_PREFIX
+
+LEDGERS = Selector(labels=LEDGER_LABEL)
+
+
+class Page(Struct, frozen=True):
+    """A ledger as it was read, with the ConfigMap that it is written back to."""
+
+    ledger: Ledger
+    written: ConfigMap
+
+
+def namespace_of(found: ConfigMap) -> str:
+    """Say whose ledger a ConfigMap is."""
+    return found.metadata.name.removeprefix(LEDGER_PREFIX)
+
+
+def is_ledger(found: ConfigMap) -> bool:
+    """Tell a ledger from other ConfigMaps."""
+    return found.metadata.name.startswith(LEDGER_PREFIX) and LEDGER_LABEL in found.metadata.labels
+
+
+def read_page(found: ConfigMap) -> Page:
+    """Read a ledger from its ConfigMap; one that cannot be read counts as lost."""
+    try:
+        return Page(decode(found.data.get(LEDGER_KEY, "")), found)
+    except ValueError as wrong:
+        raise Unavailable(
+            f"the ledger in {found.metadata.namespace}/{found.metadata.name} cannot be read ({wrong}); Quotient's "
+            "controller makes it anew"
+        ) from None
+
+
+class Books:
+    """All ledgers of a cluster."""
+
+    def __init__(self, cluster: Cluster, system_namespace: str) -> None:
+        self._cluster, self._system_namespace = cluster, system_namespace
+
+    def bounded(self, timeout_s: float) -> "Books":
+        """Give the same books with calls that take no longer than this."""
+        return Books(self._cluster.bounded(timeout_s), self._system_namespace)
+
+    def read(self, namespace: str) -> Page | None:
+        """Read the ledger of a namespace; None if there is none."""
+        try:
+            return read_page(self._cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, self._system_namespace))
+        except NotFound:
+            return None
+
+    def write(self, page: Page, ledger: Ledger) -> Page:
+        """Write a ledger back, if it is still as it was read; Conflict if not."""
+        changed = replace(page.written, data=data_of(ledger))
+        return Page(ledger, self._cluster.update(CONFIG_MAPS, changed))
+
+    def create(self, namespace: str, ledger: Ledger) -> Page:
+        """Begin a ledger; Conflict if there is one."""
+        metadata = Metadata(
+            name=LEDGER_PREFIX + namespace, namespace=self._system_namespace, labels={LEDGER_LABEL: "true"}
+        )
+        return Page(ledger, self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=data_of(ledger))))
+
+    def want(self, namespace: str) -> None:
+        """Ask for a ledger: the controller makes it, from what the namespace holds already."""
+        with suppress(AlreadyExists):
+            self.create(namespace, Ledger(state=State.WANTED))
+
+    def delete(self, found: ConfigMap) -> None:
+        """Remove a ledger whose namespace is gone."""
+        self._cluster.delete(CONFIG_MAPS, found.metadata.name, found.metadata.namespace, uid=found.metadata.uid)
+
+
+def data_of(ledger: Ledger) -> dict[str, str]:
+    """Write a ledger as a ConfigMap holds it."""
+    return {LEDGER_KEY: encode(ledger)}

@@ -1,0 +1,260 @@
+"""Group commit: what many want of one namespace's ledger at the same moment becomes one write.
+
+A change is a pure function on a ledger. While one batch of a namespace is being written, the next gathers. Each batch
+is applied to a copy of the ledger and written by compare-and-swap; whoever lost reads it anew and applies the same
+changes again, as long as their callers can wait. What was read earlier may be used to grant, for the write proves it
+true; a refusal, and whatever writes nothing, rests on a ledger read for it.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Overdue
+from typing import Protocol
+
+import structlog
+from msgspec import Struct
+
+from cluster.errors import ApiError, Conflict, NotFound
+from ledger.books import Books, Page
+from ledger.turns import Turns
+from vcuda.decision import Unavailable
+from vcuda.ledger import Ledger, State, Verdict
+from vcuda.quota import Quota
+
+WORKERS = 4
+# More losses in a row than replicas would ever cause.
+MAX_TRIES = 30
+MAX_PAUSE_S = 0.02
+MIN_CALL_S = 0.05
+# How often to look for a ledger that the controller is about to make.
+LOOK_AGAIN_S = 0.05
+# What is remembered of ledgers saves a read; namespaces that are quiet do not need it.
+MAX_REMEMBERED = 256
+
+Change = Callable[[Ledger], Verdict]
+Done = Callable[[Verdict | Exception], None]
+
+
+class Waiter(Struct, frozen=True):
+    """One change, and who waits for it until when."""
+
+    change: Change
+    until: float
+    done: Done
+
+
+class Counts:
+    """What happened, for the metrics."""
+
+    def __init__(self) -> None:
+        self.conflicts = 0
+        self.writes = 0
+        self.batches: Counter[int] = Counter()
+
+
+class Charging(Protocol):
+    """Who changes ledgers."""
+
+    def submit(self, namespace: str, change: Change, within_s: float, done: Done) -> None:
+        """Change a ledger some time soon; `done` is called once, on any thread, with what came of it."""
+        ...
+
+    def apply(self, namespace: str, change: Change, within_s: float) -> Verdict:
+        """Change a ledger, and wait for what comes of it."""
+        ...
+
+
+class Cashier:
+    """Changes ledgers for many callers, on threads of its own."""
+
+    def __init__(self, books: Books, clock: Callable[[], float] = time.monotonic) -> None:
+        self._books, self._clock = books, clock
+        self.counts = Counts()
+        self._turns = Turns(clock)
+        # Guards the queues: a waiter is in one, or in the hands of the one thread that serves its namespace.
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Waiter]] = {}
+        self._stopping = False
+        self._remembered: dict[str, Page] = {}
+        self._log = structlog.get_logger()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"cashier-{index}", daemon=True) for index in range(WORKERS)
+        ]
+
+    def start(self) -> "Cashier":
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End; who still waits is told so."""
+        with self._lock:
+            self._stopping = True
+            left = [waiter for waiters in self._waiting.values() for waiter in waiters]
+            self._waiting.clear()
+        self._turns.stop()
+        tell(left, Unavailable("this process is ending"))
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all of its threads run."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def submit(self, namespace: str, change: Change, within_s: float, done: Done) -> None:
+        """Change a ledger some time soon; `done` is called once, on another thread, with what came of it."""
+        with self._lock:
+            if self._stopping:
+                raise Unavailable("this process is ending")
+            self._waiting.setdefault(namespace, []).append(Waiter(change, self._clock() + within_s, done))
+        self._turns.want(namespace)
+
+    def apply(self, namespace: str, change: Change, within_s: float) -> Verdict:
+        """Change a ledger, and wait for what comes of it."""
+        answer: Future[Verdict] = Future()
+
+        def done(outcome: Verdict | Exception) -> None:
+            if isinstance(outcome, Exception):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        self.submit(namespace, change, within_s, done)
+        try:
+            return answer.result(within_s + 1.0)
+        except Overdue:
+            raise Unavailable("the ledger could not be written in time") from None
+
+    def _run(self) -> None:
+        while (namespace := self._turns.next()) is not None:
+            waiters = self._take(namespace)
+            try:
+                self._commit(namespace, waiters)
+            except Exception as broken:  # the outermost frame of the thread
+                self._log.exception("commit_failed", namespace=namespace)
+                tell(waiters, broken)
+            finally:
+                self._turns.done(namespace)
+
+    def _take(self, namespace: str) -> list[Waiter]:
+        with self._lock:
+            return self._waiting.pop(namespace, [])
+
+    def _in_time(self, waiters: list[Waiter]) -> list[Waiter]:
+        """Tell those who cannot wait any longer."""
+        now = self._clock()
+        for waiter in waiters:
+            if waiter.until <= now:
+                waiter.done(Unavailable("the ledger of the namespace could not be written in time; try again"))
+        return [waiter for waiter in waiters if waiter.until > now]
+
+    def _commit(self, namespace: str, waiters: list[Waiter]) -> None:
+        """Write what is wanted of one ledger."""
+        page = self._remembered.pop(namespace, None)
+        for tries in range(MAX_TRIES):
+            waiters = self._in_time(waiters)
+            if not waiters:
+                return
+            books = self._books.bounded(max(MIN_CALL_S, min(waiter.until for waiter in waiters) - self._clock()))
+            try:
+                is_fresh = page is None
+                page = page or books.read(namespace)
+                if page is None or page.ledger.state is State.WANTED:
+                    self._await(namespace, books, page, waiters)
+                    return
+                outcomes, ledger = outcomes_of(page.ledger, waiters)
+                if not is_fresh and (ledger.changes == 0 or any(map(is_refused, outcomes))):
+                    page = None
+                    continue
+                if ledger.changes:
+                    page = books.write(page, ledger)
+                    self.counts.writes += 1
+            except (Conflict, NotFound):
+                self.counts.conflicts += 1
+                page = None
+                time.sleep(random.uniform(0, MAX_PAUSE_S) * min(tries, 5) / 5)
+                continue
+            except (ApiError, Unavailable) as broken:
+                # Whether it was written is not known. If it was, nobody comes for it, and it expires.
+                tell(waiters, Unavailable(f"the ledger of the namespace cannot be changed now: {broken}"))
+                return
+            self.counts.batches[len(waiters)] += 1
+            self._remember(namespace, page)
+            for waiter, outcome in zip(waiters, outcomes, strict=True):
+                waiter.done(outcome)
+            return
+        tell(waiters, Unavailable("too many others write the ledger of this namespace; try again"))
+
+    def _await(self, namespace: str, books: Books, page: Page | None, waiters: list[Waiter]) -> None:
+        """Ask for a ledger that is not there, and look again soon."""
+        if page is None:
+            books.want(namespace)
+        with self._lock:
+            self._waiting[namespace] = waiters + self._waiting.get(namespace, [])
+        self._turns.want(namespace, self._clock() + LOOK_AGAIN_S)
+
+    def _remember(self, namespace: str, page: Page) -> None:
+        self._remembered[namespace] = page
+        while len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.pop(next(iter(self._remembered)), None)
+
+
+class Drawer:
+    """Ledgers that are kept in this process alone, open from the beginning: for files, and for trying out."""
+
+    def __init__(self, quotas: Callable[[str], Sequence[Quota]] = lambda _: ()) -> None:
+        self._quotas = quotas
+        # Guards the ledgers: each change is made by itself.
+        self._lock = threading.Lock()
+        self.ledgers: dict[str, Ledger] = {}
+
+    def ledger(self, namespace: str) -> Ledger:
+        """Give the ledger of a namespace."""
+        found = self.ledgers.get(namespace)
+        if found is None:
+            found = self.ledgers[namespace] = Ledger(namespace, State.OPEN)
+            found.set_quotas(self._quotas(namespace), 0)
+        return found
+
+    def submit(self, namespace: str, change: Change, within_s: float, done: Done) -> None:
+        """Change a ledger at once."""
+        try:
+            outcome: Verdict | Exception = self.apply(namespace, change, within_s)
+        except Exception as broken:  # the caller is told, as by a Cashier
+            outcome = broken
+        done(outcome)
+
+    def apply(self, namespace: str, change: Change, within_s: float) -> Verdict:  # noqa: ARG002 - nobody waits
+        """Change a ledger at once, and say what came of it."""
+        with self._lock:
+            return change(self.ledger(namespace))
+
+
+def outcomes_of(before: Ledger, waiters: list[Waiter]) -> tuple[list[Verdict | Exception], Ledger]:
+    """Apply all changes to a copy of a ledger, one after another; one that fails changes nothing."""
+    ledger = before.copy()
+    outcomes: list[Verdict | Exception] = []
+    for waiter in waiters:
+        try:
+            outcomes.append(waiter.change(ledger))
+        except Exception as broken:  # one caller's fault must not cost the others their answers
+            outcomes.append(broken)
+    return outcomes, ledger
+
+
+def is_refused(outcome: Verdict | Exception) -> bool:
+    """Tell whether a change was not made."""
+    return isinstance(outcome, Exception) or bool(outcome.reasons)
+
+
+def tell(waiters: list[Waiter], outcome: Exception) -> None:
+    """Give all who wait the same answer."""
+    for waiter in waiters:
+        waiter.done(outcome)

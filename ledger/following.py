@@ -1,0 +1,176 @@
+"""The quotas of all namespaces, followed in the cluster: always at hand, for whoever holds pods to them.
+
+A quota that does not parse is refused where it is written; if it got in anyway, the last good one stays in force.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+from msgspec import Struct
+
+from cluster.informer import Informer
+from cluster.interface import Cluster, Selector
+from cluster.objects import CONFIG_MAPS, ConfigMap
+from vcuda.decision import Unavailable
+from vcuda.language import Language
+from vcuda.names import LEGACY_KEY, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_KEY
+from vcuda.policy import Policy, joined
+from vcuda.quota import Mistake, Quota, QuotaError, parse_legacy, parse_quota
+
+NO_POLICY = Policy()
+
+Name = tuple[str, str]
+
+
+class Written(Struct, frozen=True):
+    """A ConfigMap that was read: the quotas it holds, by namespace, and its version."""
+
+    quotas: dict[str, Quota]
+    version: int
+
+
+class Governance(Struct, frozen=True):
+    """What one namespace is held to. `at` is the newest version among its quotas."""
+
+    quotas: tuple[Quota, ...] = ()
+    policy: Policy = NO_POLICY
+    at: int = 0
+    mistakes: tuple[str, ...] = ()
+
+
+def quotas_in(namespace: str, name: str, data: dict[str, str], unit_mib: int) -> dict[str, Quota]:
+    """Read a ConfigMap of either form, by namespace; a QuotaError says what is wrong with it."""
+    where = f"{namespace}/{name}"
+    if (namespace, name) == (LEGACY_NAMESPACE, LEGACY_NAME) and (LEGACY_KEY in data or QUOTA_KEY not in data):
+        if LEGACY_KEY not in data:
+            raise QuotaError(Mistake(where, "data", "", f"has no key {LEGACY_KEY}; write the quotas under it"))
+        return parse_legacy(data[LEGACY_KEY], where)
+    if QUOTA_KEY not in data:
+        raise QuotaError(Mistake(where, "data", "", f"has no key {QUOTA_KEY}; write the quota under it"))
+    return {namespace: parse_quota(data[QUOTA_KEY], where, unit_mib)}
+
+
+class QuotaFollower:
+    """The quotas of a cluster, from its ConfigMaps; `default` is for namespaces that have none."""
+
+    def __init__(self, cluster: Cluster, spoken: Language, default: Quota | None = None) -> None:
+        self._unit_mib = spoken.unit_mib
+        self._default = Governance((default,), default.policy) if default else Governance()
+        labels = [Selector(labels=f"{names.quota_label}=true") for names in spoken.all_names]
+        legacy = Selector(fields=f"metadata.name={LEGACY_NAME}")
+        self._informers = [
+            *(Informer(cluster, CONFIG_MAPS, selector=label) for label in labels),
+            Informer(cluster, CONFIG_MAPS, LEGACY_NAMESPACE, legacy),
+        ]
+        # Guards the maps below, which several informers write; readers take whole values out of `_governed`.
+        self._lock = threading.Lock()
+        self._good: dict[tuple[int, Name], Written] = {}
+        self._bad: dict[tuple[int, Name], tuple[str, ...]] = {}
+        self._governed: dict[str, Governance] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self._known = False
+        self._log = structlog.get_logger()
+        for index, informer in enumerate(self._informers):
+            informer.on_change(partial(self._changed, index))
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Be told of namespaces whose quotas changed; to be called before `start`."""
+        self._listeners.append(listener)
+
+    def start(self) -> "QuotaFollower":
+        """Begin to follow."""
+        for informer in self._informers:
+            informer.start()
+        return self
+
+    def stop(self) -> None:
+        """End."""
+        for informer in self._informers:
+            informer.stop()
+
+    @property
+    def synced(self) -> bool:
+        """Whether all quotas are known."""
+        return all(informer.synced for informer in self._informers)
+
+    @property
+    def version(self) -> int:
+        """The version up to which quotas are known."""
+        return max(informer.version for informer in self._informers)
+
+    @property
+    def invalid(self) -> int:
+        """How many quotas do not parse."""
+        return len({name for _, name in self._bad})
+
+    @property
+    def unreadable(self) -> frozenset[str]:
+        """Which quotas do not parse, as they are named in ledgers: there the last good ones may still stand."""
+        return frozenset(f"{namespace}/{name}" for _, (namespace, name) in list(self._bad))
+
+    def governance(self, namespace: str) -> Governance:
+        """Give what a namespace is held to; Unavailable while that is not known."""
+        # Once known, quotas stay known: informers never forget them, they only grow old.
+        self._known = self._known or self.synced
+        if not self._known:
+            raise Unavailable("quotas are not yet known")
+        return self._governed.get(namespace, self._default)
+
+    def policy(self, namespace: str) -> Policy:
+        """Give what the namespace's quotas say together."""
+        return self.governance(namespace).policy
+
+    def governed(self) -> list[str]:
+        """List the namespaces that have quotas."""
+        return list(self._governed)
+
+    def _changed(self, index: int, before: ConfigMap | None, after: ConfigMap | None) -> None:
+        found = after or before
+        if found is None:
+            return
+        key = index, (found.metadata.namespace, found.metadata.name)
+        with self._lock:
+            touched = self._namespaces_of(key)
+            self._read(key, after)
+            touched |= self._namespaces_of(key)
+            for namespace in touched:
+                self._join(namespace)
+        for namespace in touched:
+            for listener in self._listeners:
+                listener(namespace)
+
+    def _namespaces_of(self, key: tuple[int, Name]) -> set[str]:
+        found = set(self._good[key].quotas) if key in self._good else set()
+        return found | ({key[1][0]} if key in self._bad else set())
+
+    def _read(self, key: tuple[int, Name], found: ConfigMap | None) -> None:
+        """Take a quota over, or keep the last good one."""
+        self._bad.pop(key, None)
+        namespace, name = key[1]
+        if found is None:
+            self._good.pop(key, None)
+            return
+        try:
+            quotas = quotas_in(namespace, name, found.data, self._unit_mib)
+            self._good[key] = Written(quotas, int(found.metadata.resource_version))
+        except QuotaError as wrong:
+            self._bad[key] = tuple(map(str, wrong.mistakes))
+            kept = "the last good one stays in force" if key in self._good else "it is not in force"
+            self._log.error("quota_invalid", namespace=namespace, name=name, wrong=list(self._bad[key]), kept=kept)
+
+    def _join(self, namespace: str) -> None:
+        """Put a namespace's quotas together anew; a ConfigMap may be seen under several labels, and counts once."""
+        by_name = {name: written for (_, name), written in self._good.items() if namespace in written.quotas}
+        mistakes = {name: told for (_, name), told in self._bad.items() if name[0] == namespace}
+        if not by_name and not mistakes:
+            self._governed.pop(namespace, None)
+            return
+        quotas = tuple(written.quotas[namespace] for _, written in sorted(by_name.items()))
+        self._governed[namespace] = Governance(
+            quotas=quotas or self._default.quotas,
+            policy=joined([quota.policy for quota in quotas]) if quotas else self._default.policy,
+            at=max((written.version for written in by_name.values()), default=0),
+            mistakes=tuple(line for _, told in sorted(mistakes.items()) for line in told),
+        )

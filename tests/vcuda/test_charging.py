@@ -1,0 +1,175 @@
+"""What pods are charged, on which model, and what is said when there is no room."""
+
+import pytest
+
+from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.charging import ANY, Charge, Demand, Fit, Holder, Standing, candidates, fit, how_many
+from vcuda.decision import Code
+from vcuda.model import parse_model
+from vcuda.quota import Quota, parse_quota
+from vcuda.wishes import Wishes
+
+CARDS = {"A100-SXM4-40GB": 40960, "A100-SXM4-80GB": 81920, "T4": 16384}
+
+
+def quota(text: str, name: str = "team/q") -> Quota:
+    return parse_quota(text, name)
+
+
+def needs(cores: int, memory_mib: int = 0) -> Demand:
+    """A demand that is the same on every card."""
+    return lambda _: Amounts({CORES: cores, MEMORY: memory_mib, PODS: 1})
+
+
+def whole_card(card_mib: int) -> Amounts:
+    return Amounts({CORES: 100, MEMORY: card_mib, PODS: 1})
+
+
+def taken(**cores: int) -> dict[str, Amounts]:
+    return {model: Amounts({CORES: amount, PODS: 1}) for model, amount in cores.items()}
+
+
+def test_every_line_that_matches_is_charged() -> None:
+    """Product, family, and the line over all types; in the dimensions that each has."""
+    standing = Standing(
+        [quota('types: {A100: {cores: 9, memory: 9}, A100-SXM4-80GB: {cores: 9}, T4: {cores: 9}, "*": {pods: 9}}')]
+    )
+    charged = standing.charged(parse_model("A100-SXM4-80GB"), Amounts({CORES: 50, MEMORY: 7680, PODS: 1}))
+    assert charged == Amounts(
+        {
+            ("team/q", "A100", CORES): 50,
+            ("team/q", "A100", MEMORY): 7680,
+            ("team/q", "A100-SXM4-80GB", CORES): 50,
+            ("team/q", "*", PODS): 1,
+        }
+    )
+
+
+def test_a_pod_goes_to_the_first_model_that_has_room_in_all_quotas() -> None:
+    """Several quotas all apply."""
+    quotas = [quota("types: {A100: {cores: 100}, T4: {cores: 100}}"), quota("types: {'*': {pods: 2}}", "team/r")]
+    standing = Standing(quotas)
+    for model in ("A100", "T4"):
+        found = fit(standing, needs(60), Wishes(), {})
+        assert found == Fit(Charge(model, 60, 0))
+        standing.take(parse_model(model), found.charge.amounts)
+    refused = fit(standing, needs(60), Wishes(), {})
+    assert {reason.code for reason in refused.reasons} == {Code.QUOTA_EXCEEDED}
+    assert [reason.field for reason in refused.reasons] == [
+        "team/q: types.A100.cores",
+        "team/r: types.*.pods",
+        "team/q: types.T4.cores",
+    ]
+
+
+def test_without_quotas_everything_fits() -> None:
+    """And is charged to whatever it may run on, so that it is known when a quota comes."""
+    assert fit(Standing([]), needs(10**9), Wishes(), {}) == Fit(Charge(ANY.name, 10**9, 0))
+    assert fit(Standing([]), needs(1), Wishes(), CARDS).charge.model == "A100-SXM4-80GB"
+
+
+def test_whole_cards_are_charged_at_the_largest_they_may_get() -> None:
+    """What was charged can then only be lowered; where the largest does not fit, a smaller one may."""
+    roomy, tight = quota("types: {A100: {memory: 100Gi}}"), quota("types: {A100: {memory: 50Gi}}")
+    wishes = Wishes(models=("A100",))
+    assert fit(Standing([roomy]), whole_card, wishes, CARDS) == Fit(Charge("A100-SXM4-80GB", 100, 81920))
+    assert fit(Standing([tight]), whole_card, wishes, CARDS) == Fit(Charge("A100-SXM4-40GB", 100, 40960))
+
+
+def test_a_card_that_no_node_has_is_as_large_as_its_name_says() -> None:
+    """A node may come; a name that does not say it is charged no memory before."""
+    sizes = {each.model.name: each.card_mib for each in candidates([], Wishes(models=("H100-80GB", "L4")), CARDS)}
+    assert sizes == {"H100-80GB": 81920, "L4": 0}
+
+
+ORDERS = {
+    "wishes come in their order": ((), Wishes(models=("T4", "A100")), ["T4", "A100-SXM4-80GB", "A100-SXM4-40GB"]),
+    "what some node has comes before what none has": ((), Wishes(models=("H100", "T4")), ["T4", "H100"]),
+    "without wishes, the lines of the quotas": (
+        ("types: {T4: {cores: 1}, A100: {cores: 1}}",),
+        Wishes(),
+        ["T4", "A100-SXM4-80GB", "A100-SXM4-40GB"],
+    ),
+    "what a quota does not grant is not tried": (("types: {T4: {cores: 1}}",), Wishes(), ["T4"]),
+    "what it does not name but allows is": (
+        ("types: {T4: {cores: 1}}\nunlisted: allow",),
+        Wishes(),
+        ["T4", "A100-SXM4-80GB", "A100-SXM4-40GB"],
+    ),
+    "what is excluded is not tried": ((), Wishes(avoided=("A100",)), ["T4"]),
+    "a product can be excluded alone": (
+        (),
+        Wishes(models=("A100",), avoided=("A100-SXM4-80GB",)),
+        ["A100-SXM4-40GB"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("quotas", "wishes", "expected"), ORDERS.values(), ids=ORDERS.keys())
+def test_the_order_of_candidates(quotas: tuple[str, ...], wishes: Wishes, expected: list[str]) -> None:
+    """The first with room is taken."""
+    found = candidates([quota(text) for text in quotas], wishes, CARDS)
+    assert [each.model.name for each in found] == expected
+
+
+def test_quotas_may_want_pods_to_name_one_model() -> None:
+    """`untyped: deny`: with a single family there is nothing to choose, and two wishes are a choice as well."""
+    strict = quota("types: {A100: {cores: 100}, T4: {cores: 100}}\nuntyped: deny")
+    for wishes in (Wishes(), Wishes(models=("A100", "T4"))):
+        (reason,) = fit(Standing([strict]), needs(1), wishes, {}).reasons
+        assert reason.code is Code.MODEL_NOT_GRANTED
+        assert "use-gputype" in reason.remedy
+    single = quota("types: {A100: {cores: 100}}\nuntyped: deny")
+    assert fit(Standing([single]), needs(1), Wishes(), CARDS).reasons == ()
+    assert fit(Standing([strict]), needs(1), Wishes(models=("A100",)), CARDS).reasons == ()
+
+
+def test_a_refusal_says_everything() -> None:
+    """Asked, used, reserved, hard, short by, who holds most, what to do, and which other model has room."""
+    standing = Standing(
+        [quota("types: {A100: {cores: 400}, T4: {cores: 200}}")],
+        taken(A100=350),
+        taken(A100=25),
+        [Holder("Job/train", "A100", cores=300, pods=3, memory_mib=0), Holder("Pod/n", "T4", 90, 1, 0)],
+    )
+    (reason,) = fit(standing, needs(50), Wishes(models=("A100",)), {}).reasons
+    assert reason.numbers == {"asked": 50, "used": 350, "reserved": 25, "hard": 400, "short": 25}
+    assert str(reason) == (
+        "team/q: types.A100.cores: '50': asked 50 cores (100 = one GPU) of A100; used 350, reserved 25, hard 400: "
+        "short by 25; most is held by Job/train (300); ask for at most 25, wait until 25 cores are free, or have the "
+        "quota raised; there is room on T4: name it in the annotation use-gputype"
+    )
+
+
+def test_a_quota_lowered_below_what_is_in_use_says_so() -> None:
+    """Nothing more is admitted, and the refusal names what has to be freed first."""
+    standing = Standing([quota("types: {A100: {cores: 100}}")], taken(A100=300))
+    (reason,) = fit(standing, needs(50), Wishes(models=("A100",)), {}).reasons
+    assert "more is in use than the quota now allows" in reason.message
+    assert reason.numbers["short"] == 250
+    assert "at most" not in reason.remedy
+
+
+def test_a_model_that_is_not_granted_is_refused_with_those_that_are() -> None:
+    """Unless the quota allows what it does not name."""
+    (reason,) = fit(Standing([quota("types: {A100: {cores: 1}}")]), needs(1), Wishes(models=("H100",)), {}).reasons
+    assert (reason.code, reason.value) == (Code.MODEL_NOT_GRANTED, "H100")
+    assert "ask for A100" in reason.remedy
+    open_minded = quota("types: {A100: {cores: 1}}\nunlisted: allow")
+    assert fit(Standing([open_minded]), needs(1), Wishes(models=("H100",)), {}).reasons == ()
+
+
+def test_excluding_everything_that_is_granted_is_told() -> None:
+    """Not as a quota that is exceeded."""
+    standing = Standing([quota("types: {A100: {cores: 1}}")])
+    (reason,) = fit(standing, needs(1), Wishes(avoided=("A100",)), {}).reasons
+    assert "nouse-gputype" in reason.message
+
+
+def test_how_many_pods_find_room() -> None:
+    """Over all models they may run on, and under a line over all of them."""
+    standing = Standing([quota('types: {A100: {cores: 100}, T4: {cores: 100}, "*": {cores: 150}}')])
+    assert how_many(standing, needs(50), Wishes(), {}, 10) == 3
+    assert how_many(standing, needs(50), Wishes(models=("T4",)), {}, 10) == 2
+    assert how_many(Standing([]), needs(50), Wishes(), {}, 10) == 10
+    assert standing.taken == Amounts()

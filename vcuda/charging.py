@@ -1,0 +1,334 @@
+"""What a pod is charged, on which model, and what is said when a quota has no room for it.
+
+All functions here are about one namespace. What it holds already is known by model, as (model, dimension); what it may
+hold is known by the lines of its quotas. A model is charged to every line that matches it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+from msgspec import Struct
+
+from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.catalogue import size_in_name_mib
+from vcuda.decision import Code, Reason
+from vcuda.model import Model, matches, parse_model
+from vcuda.quota import DENY, EVERY, Quota
+from vcuda.wishes import Wishes
+
+# Stands for the models of a pod that names none, where neither quotas nor nodes name any.
+ANY = Model("any", "any")
+UNITS = {CORES: "cores", MEMORY: "MiB of memory", PODS: "pods"}
+MAX_HOLDERS_TOLD = 3
+
+# A dimension of a line of a quota: which quota, which line, cores or memory or pods.
+LineKey = tuple[str, str, str]
+# What a pod needs on cards of a size.
+Demand = Callable[[int], Amounts]
+
+
+class Charge(Struct, frozen=True, rename="camel"):
+    """What one pod holds of a namespace's quotas: so much, of one model."""
+
+    model: str
+    cores: int
+    memory_mib: int = msgspec.field(name="memoryMiB")
+
+    @property
+    def amounts(self) -> Amounts:
+        """By dimension."""
+        return Amounts({CORES: self.cores, MEMORY: self.memory_mib, PODS: 1})
+
+
+class Holder(Struct, frozen=True, rename="camel"):
+    """Somebody who holds much of a model: a workload, or a pod by itself."""
+
+    name: str
+    model: str
+    cores: int
+    pods: int
+    memory_mib: int = msgspec.field(name="memoryMiB")
+
+    @property
+    def amounts(self) -> Amounts:
+        """By dimension."""
+        return Amounts({CORES: self.cores, MEMORY: self.memory_mib, PODS: self.pods})
+
+
+class Candidate(Struct, frozen=True):
+    """A model that a pod may run on, and the memory of its largest card there is; 0 while no card is known."""
+
+    model: Model
+    card_mib: int
+
+
+class Standing:
+    """Where a namespace stands: its quotas, and what is used and reserved, by model and by line."""
+
+    def __init__(
+        self,
+        quotas: Sequence[Quota],
+        used: Mapping[str, Amounts] | None = None,
+        reserved: Mapping[str, Amounts] | None = None,
+        holders: Sequence[Holder] = (),
+    ) -> None:
+        self.quotas, self.holders = tuple(quotas), holders
+        self._lines: dict[str, tuple[tuple[LineKey, str], ...]] = {}
+        self.used = self._by_line(used or {})
+        self.reserved = self._by_line(reserved or {})
+        self.taken = self.used + self.reserved
+
+    @cached_property
+    def hard(self) -> dict[LineKey, int]:
+        """The ceilings of all lines, in the order in which they are written."""
+        return {
+            (quota.name, line, dimension): most
+            for quota in self.quotas
+            for line, dimensions in quota.types.items()
+            for dimension, most in dimensions.items()
+        }
+
+    def lines(self, model: Model) -> tuple[tuple[LineKey, str], ...]:
+        """Give all lines that a model is charged to, each with its dimension."""
+        found = self._lines.get(model.name)
+        if found is None:
+            found = self._lines[model.name] = tuple(
+                ((quota.name, line, dimension), dimension)
+                for quota in self.quotas
+                for line in quota.lines(model)
+                for dimension in quota.types[line]
+            )
+        return found
+
+    def charged(self, model: Model, amounts: Amounts) -> Amounts:
+        """Spread what is taken of a model over the lines that match it."""
+        return Amounts((key, amounts[dimension]) for key, dimension in self.lines(model))
+
+    def take(self, model: Model, amounts: Amounts) -> None:
+        """Count something as reserved."""
+        asked = self.charged(model, amounts)
+        self.reserved += asked
+        self.taken += asked
+
+    def short(self, model: Model, amounts: Amounts) -> list[LineKey]:
+        """Name the lines in which there is not enough room; only what is asked for can be short."""
+        return [
+            key
+            for key, dimension in self.lines(model)
+            if amounts[dimension] > 0 and self.taken[key] + amounts[dimension] > self.hard[key]
+        ]
+
+    def grants(self, model: Model) -> bool:
+        """Tell whether all quotas let the namespace use a model."""
+        return all(quota.grants(model) for quota in self.quotas)
+
+    def room(self, model: Model, amounts: Amounts) -> int | None:
+        """Say how many times something fits; None if it is not limited at all."""
+        counts = [
+            max(0, self.hard[key] - self.taken[key]) // amounts[dimension]
+            for key, dimension in self.lines(model)
+            if amounts[dimension] > 0
+        ]
+        return min(counts, default=None)
+
+    def _by_line(self, by_model: Mapping[str, Amounts]) -> Amounts:
+        total: dict[LineKey, int] = {}
+        for name, amounts in by_model.items():
+            for key, dimension in self.lines(model_named(name)):
+                total[key] = total.get(key, 0) + amounts[dimension]
+        return Amounts(total)
+
+
+def model_named(name: str) -> Model:
+    """Give a model by the name under which it was charged."""
+    return ANY if name == ANY.name else parse_model(name)
+
+
+def candidates(quotas: Iterable[Quota], wishes: Wishes, cards: Mapping[str, int]) -> list[Candidate]:
+    """List the models a pod may run on, in the order in which they are tried.
+
+    A wish, or a line of a quota where nothing is wished, stands for all cards it matches; the largest comes first, so
+    that what is charged rarely has to grow. One that matches no card there is stands for itself: a node may come.
+    """
+    quotas = list(quotas)
+    lines = dict.fromkeys(line for quota in quotas for line in quota.types if line != EVERY)
+    sizes = sorted(cards.items(), key=lambda each: (-each[1], each[0]))
+    known: dict[str, Candidate] = {}
+    unknown: dict[str, Candidate] = {}
+    for pattern in wishes.models or lines:
+        found = [Candidate(parse_model(name), mib) for name, mib in sizes if matches(pattern, parse_model(name))]
+        known.update((each.model.name, each) for each in found if each.model.name not in known)
+        if not found:
+            model = parse_model(pattern)
+            unknown.setdefault(model.name, Candidate(model, size_in_name_mib(model.name)))
+    if not wishes.models:
+        known.update((name, Candidate(parse_model(name), mib)) for name, mib in sizes if name not in known)
+    # What some node has comes before what none has.
+    ordered = [*known.values(), *unknown.values()]
+    allowed = [each for each in ordered if not any(matches(avoided, each.model) for avoided in wishes.avoided)]
+    if wishes.models:
+        return allowed
+    granted = [each for each in allowed if all(quota.grants(each.model) for quota in quotas)]
+    return granted or allowed
+
+
+class Fit(Struct, frozen=True):
+    """What became of a demand: a charge, and if it does not fit, why. A charge that does not fit is for audits."""
+
+    charge: Charge
+    reasons: tuple[Reason, ...] = ()
+
+
+def charge_on(candidate: Candidate, demand: Demand) -> tuple[Charge, Amounts]:
+    """Compute what a demand is charged on a model."""
+    amounts = demand(candidate.card_mib)
+    return Charge(candidate.model.name, amounts[CORES], amounts[MEMORY]), amounts
+
+
+def fit(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int]) -> Fit:
+    """Find a model on which a demand fits a namespace's quotas, or say why there is none."""
+    choices = candidates(standing.quotas, wishes, cards)
+    reasons = list(undecided(standing.quotas, choices))
+    if wishes.avoided and not choices and not standing.grants(ANY):
+        reasons = [all_avoided(standing, wishes)]
+    choices = choices or [Candidate(ANY, 0)]
+    if not reasons:
+        for candidate in choices:
+            charge, amounts = charge_on(candidate, demand)
+            if not standing.grants(candidate.model):
+                reasons.append(not_granted(candidate.model, standing))
+            elif missing := standing.short(candidate.model, amounts):
+                reasons += [exceeded(key, amounts, candidate.model, standing) for key in missing]
+            else:
+                return Fit(charge)
+        reasons = advised(deduplicated(reasons), standing, demand, wishes, cards)
+    return Fit(charge_on(choices[0], demand)[0], tuple(reasons))
+
+
+def how_many(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int], wanted: int) -> int:
+    """Say how many of a number of equal pods find room."""
+    if list(undecided(standing.quotas, choices := candidates(standing.quotas, wishes, cards))):
+        return 0
+    found = 0
+    trial = Standing(standing.quotas)
+    trial.taken = standing.taken
+    for candidate in choices or [Candidate(ANY, 0)]:
+        if not trial.grants(candidate.model):
+            continue
+        _, amounts = charge_on(candidate, demand)
+        room = trial.room(candidate.model, amounts)
+        if room is None or found + room >= wanted:
+            return wanted
+        found += room
+        trial.take(candidate.model, Amounts((key, amount * room) for key, amount in amounts.items()))
+    return found
+
+
+def undecided(quotas: Iterable[Quota], choices: Sequence[Candidate]) -> Iterable[Reason]:
+    """Refuse a pod that could run on several models where a quota wants it to say which."""
+    families = {each.model.family.lower() for each in choices}
+    for quota in quotas:
+        if quota.untyped == DENY and len(families) != 1:
+            listed = [line for line in quota.types if line != EVERY]
+            yield Reason(
+                code=Code.MODEL_NOT_GRANTED,
+                field=f"{quota.name}: untyped",
+                value=DENY,
+                message="this namespace's quota wants every pod to name one GPU model, and this one could run on "
+                + (", ".join(each.model.name for each in choices) or "any"),
+                remedy=f"add the annotation use-gputype with one of {', '.join(listed) or 'its models'}",
+            )
+            return
+
+
+def deduplicated(reasons: Iterable[Reason]) -> list[Reason]:
+    """Say everything once: several models may be short of the same line."""
+    return list({(reason.code, reason.field, reason.value): reason for reason in reasons}.values())
+
+
+def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing) -> Reason:
+    """Say by how much a quota is passed, with all numbers, and who holds most of it."""
+    quota, line, dimension = key
+    asked, used, reserved, hard = amounts[dimension], standing.used[key], standing.reserved[key], standing.hard[key]
+    short, free = used + reserved + asked - hard, max(0, hard - used - reserved)
+    kind = "over all types" if line == EVERY else f"of {line}"
+    if line not in (EVERY, model.name):
+        kind += f" (as {model.name})"
+    unit = "cores (100 = one GPU)" if dimension == CORES else UNITS[dimension]
+    told = f"asked {asked} {unit} {kind}; used {used}, reserved {reserved}, hard {hard}: short by {short}"
+    if used + reserved > hard:
+        told += "; more is in use than the quota now allows, and nothing is admitted until it is less"
+    if holders := largest(standing.holders, standing, key):
+        told += f"; most is held by {', '.join(f'{holder.name} ({holder.amounts[dimension]})' for holder in holders)}"
+    wait = f"wait until {short if free else asked} {UNITS[dimension]} are free, or have the quota raised"
+    return Reason(
+        code=Code.QUOTA_EXCEEDED,
+        field=f"{quota}: types.{line}.{dimension}",
+        value=str(asked),
+        message=told,
+        remedy=f"ask for at most {free}, {wait}" if free and dimension != PODS else wait,
+        numbers={"asked": asked, "used": used, "reserved": reserved, "hard": hard, "short": short},
+    )
+
+
+def largest(holders: Sequence[Holder], standing: Standing, key: LineKey) -> list[Holder]:
+    """Give those who hold most of a line."""
+    _, _, dimension = key
+    found = [
+        holder
+        for holder in holders
+        if holder.amounts[dimension] and any(line == key for line, _ in standing.lines(model_named(holder.model)))
+    ]
+    return sorted(found, key=lambda holder: (-holder.amounts[dimension], holder.name))[:MAX_HOLDERS_TOLD]
+
+
+def advised(
+    reasons: list[Reason], standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int]
+) -> list[Reason]:
+    """Add to the first reason which other model would have room."""
+    if not wishes.models or not standing.quotas:
+        return reasons
+    others = [
+        candidate.model.name
+        for candidate in candidates(standing.quotas, Wishes(avoided=(*wishes.avoided, *wishes.models)), cards)
+        if standing.grants(candidate.model) and not standing.short(candidate.model, charge_on(candidate, demand)[1])
+    ]
+    if not others:
+        return reasons
+    first, *rest = reasons
+    told = f"{first.remedy}; there is room on {', '.join(others)}: name it in the annotation use-gputype"
+    return [
+        Reason(
+            code=first.code,
+            field=first.field,
+            value=first.value,
+            message=first.message,
+            remedy=told,
+            numbers=first.numbers,
+        ),
+        *rest,
+    ]
+
+
+def not_granted(model: Model, standing: Standing) -> Reason:
+    """Say that a namespace has no quota for a model."""
+    listed = dict.fromkeys(line for quota in standing.quotas for line in quota.types if line != EVERY)
+    return Reason(
+        code=Code.MODEL_NOT_GRANTED,
+        field=next(quota.name for quota in standing.quotas if not quota.grants(model)) + ": types",
+        value=model.name,
+        message="this namespace's quota names no such model, and denies what it does not name",
+        remedy=f"ask for {' or '.join(listed) or 'no GPU here'}, or have the quota extended",
+    )
+
+
+def all_avoided(standing: Standing, wishes: Wishes) -> Reason:
+    """Say that nothing is left to run on."""
+    return Reason(
+        code=Code.MODEL_NOT_GRANTED,
+        field=next(quota.name for quota in standing.quotas if not quota.grants(ANY)) + ": types",
+        value=", ".join(wishes.avoided),
+        message="every model that this namespace may use is excluded by nouse-gputype",
+        remedy="exclude fewer models",
+    )

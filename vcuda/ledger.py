@@ -1,0 +1,358 @@
+"""The ledger of a namespace: which pod holds how much of which quota. One small document, changed as a whole.
+
+Each pod that was charged is in it by its uid, so that it is charged once however often somebody asks, and freed when
+it is gone and not before. A charge is a *reservation* from the moment a pod is admitted until the controller has seen
+the pod, and *usage* from then on. Pods with equal charges stand together, each in 22 characters: a namespace of ten
+thousand pods fits a ConfigMap with room to spare. The quotas stand in it, too, so that who writes a charge holds
+to the same ceilings as everybody else, whatever he has heard of.
+
+    {"v": 1, "namespace": "<uid>", "state": "open", "quotasAt": 4711, "quotas": [...], "holders": [...],
+     "groups": [{"charge": {"model": "A100", "cores": 50, "memoryMiB": 7680}, "since": 1700000000, "pods": "<uids>"}]}
+"""
+
+import binascii
+import uuid
+from collections.abc import Iterable, Iterator, KeysView, Mapping
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+from vcuda.amounts import Amounts
+from vcuda.charging import Charge, Demand, Fit, Holder, Standing, exceeded, fit, model_named
+from vcuda.decision import Code, Reason, Unavailable
+from vcuda.policy import Mode, Policy, joined
+from vcuda.quota import Quota
+from vcuda.wishes import Wishes
+
+VERSION = 1
+# 16 bytes in base64, without its padding.
+WIDTH = 22
+# ConfigMaps hold a mebibyte; what is beyond it could not be written, and nothing could be freed any more.
+MAX_BYTES = 900_000
+MAX_HOLDERS = 8
+
+# A pod's uid as it is written here.
+Key = str
+
+
+class State(StrEnum):
+    """A ledger is wanted by who needs one, closed while it is rebuilt, and open when it is known to be right."""
+
+    WANTED = "wanted"
+    CLOSED = "closed"
+    OPEN = "open"
+
+
+class Group(Struct, frozen=True, omit_defaults=True):
+    """Pods with the same charge, reserved in the same second or, with none, in use."""
+
+    charge: Charge
+    pods: str
+    since: int | None = None
+
+
+class Document(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A ledger as it is written."""
+
+    v: int
+    namespace: str
+    state: State
+    quotas_at: int = 0
+    quotas: tuple[Quota, ...] = ()
+    groups: tuple[Group, ...] = ()
+    holders: tuple[Holder, ...] = ()
+
+
+DECODER = msgspec.json.Decoder(Document)
+# Where a charge stands: what is charged, and since when it is only reserved.
+Place = tuple[Charge, int | None]
+
+
+def packed(uid: str) -> Key:
+    """Write a pod's uid short; a ValueError if it is none."""
+    try:
+        return binascii.b2a_base64(uuid.UUID(uid).bytes, newline=False)[:WIDTH].decode()
+    except ValueError:
+        raise ValueError(f"{uid!r} is no uid of a pod") from None
+
+
+def unpacked(short: Key) -> str:
+    """Give the uid again."""
+    return str(uuid.UUID(bytes=binascii.a2b_base64(f"{short}==")))
+
+
+class Ledger:
+    """A ledger to be changed, by one who then writes it back as a whole. Copy it before a change that may be undone."""
+
+    def __init__(self, namespace: str = "", state: State = State.WANTED) -> None:
+        self.namespace, self.state = namespace, state
+        self.quotas: tuple[Quota, ...] = ()
+        self.quotas_at = 0
+        self.holders: tuple[Holder, ...] = ()
+        self._groups: dict[Place, str] = {}
+        self._places: dict[Key, Place] = {}
+        self._standing: Standing | None = None
+        # Counts what was changed, so that who wrote nothing into it need not write it back.
+        self.changes = 0
+
+    def copy(self) -> "Ledger":
+        """Give an independent one."""
+        other = Ledger(self.namespace, self.state)
+        other.quotas, other.quotas_at, other.holders = self.quotas, self.quotas_at, self.holders
+        other._groups, other._places = self._groups.copy(), self._places.copy()
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and encode(self) == encode(other)
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, pod: Key) -> bool:
+        return pod in self._places
+
+    def place(self, pod: Key) -> Place | None:
+        """Give what a pod is charged, and since when it is reserved; None if it is not charged."""
+        return self._places.get(pod)
+
+    def reservations(self) -> Iterator[tuple[Key, int]]:
+        """Give the pods that nobody has seen yet, and since when they are expected."""
+        for (_, since), pods in self._groups.items():
+            if since is not None:
+                for pod in split(pods):
+                    yield pod, since
+
+    def pods(self) -> KeysView[Key]:
+        """Give all pods that are charged."""
+        return self._places.keys()
+
+    def groups(self) -> Iterator[Group]:
+        """Give all charges, equal ones together."""
+        for (charge, since), pods in self._groups.items():
+            yield Group(charge, pods, since)
+
+    def put(self, pod: Key, charge: Charge, since: int | None) -> None:
+        """Charge a pod, or change its charge."""
+        self._take_out(pod)
+        place = charge, since
+        self._places[pod] = place
+        self._groups[place] = self._groups.get(place, "") + pod
+        self._touch()
+
+    def remove(self, pod: Key) -> bool:
+        """Free what a pod held; False if it held nothing."""
+        found = self._take_out(pod)
+        if found:
+            self._touch()
+        return found
+
+    def set_quotas(self, quotas: Iterable[Quota], at: int) -> None:
+        """Follow the quotas."""
+        self.quotas, self.quotas_at = tuple(quotas), at
+        self._touch()
+
+    def set_state(self, state: State, namespace: str) -> None:
+        """Open or close it, for one very namespace."""
+        if (state, namespace) != (self.state, self.namespace):
+            self.state, self.namespace = state, namespace
+            self._touch()
+
+    def set_holders(self, holders: Iterable[Holder]) -> None:
+        """Name those who hold most."""
+        if (told := tuple(holders)[:MAX_HOLDERS]) != self.holders:
+            self.holders = told
+            self._touch()
+
+    @property
+    def policy(self) -> Policy:
+        """What the quotas say together."""
+        return joined([quota.policy for quota in self.quotas])
+
+    @property
+    def standing(self) -> Standing:
+        """Where the namespace stands now."""
+        if self._standing is None:
+            used: dict[str, Amounts] = {}
+            reserved: dict[str, Amounts] = {}
+            for (charge, since), pods in self._groups.items():
+                into, count = (used if since is None else reserved), len(pods) // WIDTH
+                total = Amounts((key, amount * count) for key, amount in charge.amounts.items())
+                into[charge.model] = into.get(charge.model, Amounts()) + total
+            self._standing = Standing(self.quotas, used, reserved, self.holders)
+        return self._standing
+
+    def taken(self) -> Mapping[str, Amounts]:
+        """Give what is charged in all, by model, whether or not a quota limits it."""
+        total: dict[str, Amounts] = {}
+        for group in self.groups():
+            count = len(group.pods) // WIDTH
+            more = Amounts((key, amount * count) for key, amount in group.charge.amounts.items())
+            total[group.charge.model] = total.get(group.charge.model, Amounts()) + more
+        return total
+
+    def size(self) -> int:
+        """Estimate how long the document is: pods, and what stands around them."""
+        return WIDTH * len(self._places) + 160 * len(self._groups) + 4096 * len(self.quotas) + 4096
+
+    def reserve(self, pod: Key, charge: Charge, now_s: int) -> None:
+        """Charge a new pod, keeping what is known of the standing: many are reserved in a row."""
+        standing = self.standing
+        self.put(pod, charge, now_s)
+        standing.take(model_named(charge.model), charge.amounts)
+        self._standing = standing
+
+    def _touch(self) -> None:
+        self.changes += 1
+        self._standing = None
+
+    def _take_out(self, pod: Key) -> bool:
+        place = self._places.pop(pod, None)
+        if place is None:
+            return False
+        pods = self._groups[place]
+        at = pods.find(pod)
+        while at % WIDTH:  # somebody else's end and the next one's beginning
+            at = pods.find(pod, at + 1)
+        rest = pods[:at] + pods[at + WIDTH :]
+        if rest:
+            self._groups[place] = rest
+        else:
+            del self._groups[place]
+        return True
+
+
+def split(pods: str) -> Iterator[Key]:
+    """Give the pods of a group."""
+    for at in range(0, len(pods), WIDTH):
+        yield pods[at : at + WIDTH]
+
+
+def encode(ledger: Ledger) -> str:
+    """Write a ledger."""
+    document = Document(
+        v=VERSION,
+        namespace=ledger.namespace,
+        state=ledger.state,
+        quotas_at=ledger.quotas_at,
+        quotas=ledger.quotas,
+        groups=tuple(ledger.groups()),
+        holders=ledger.holders,
+    )
+    return msgspec.json.encode(document).decode()
+
+
+def decode(text: str) -> Ledger:
+    """Read a ledger; a ValueError says what is wrong with it."""
+    document = DECODER.decode(text)
+    if document.v != VERSION:
+        raise ValueError(f"ledger version {document.v} is not known here, {VERSION} is")
+    ledger = Ledger(document.namespace, document.state)
+    ledger.holders = document.holders
+    ledger.set_quotas(document.quotas, document.quotas_at)
+    for group in document.groups:
+        if len(group.pods) % WIDTH:
+            raise ValueError("a group of pods is cut off")
+        place = group.charge, group.since
+        ledger._groups[place] = ledger._groups.get(place, "") + group.pods  # noqa: SLF001 - our own
+        for pod in split(group.pods):
+            if pod in ledger._places:  # noqa: SLF001
+                raise ValueError(f"pod {unpacked(pod)} is charged twice")
+            ledger._places[pod] = place  # noqa: SLF001
+    return ledger
+
+
+class Claim(Struct, frozen=True):
+    """A pod that wants to be charged: what it needs on cards of a size, and where it may run."""
+
+    pod: Key
+    demand: Demand
+    wishes: Wishes
+    cards: Mapping[str, int]
+    dry_run: bool = False
+
+
+class Verdict(Struct, frozen=True):
+    """What a ledger says to a claim. `audited` are reasons that would refuse it if its quota were enforced."""
+
+    charge: Charge | None = None
+    reasons: tuple[Reason, ...] = ()
+    audited: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def reserve(ledger: Ledger, claim: Claim, now_s: int, cluster_mode: Mode) -> Verdict:
+    """Charge a pod that is about to be created, once; refuse it if there is no room."""
+    check_open(ledger)
+    if (found := ledger.place(claim.pod)) is not None:
+        return Verdict(found[0])
+    if ledger.size() > MAX_BYTES:
+        return Verdict(reasons=(full(ledger),))
+    found_fit: Fit = fit(ledger.standing, claim.demand, claim.wishes, claim.cards)
+    enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
+    if found_fit.reasons and enforced:
+        return Verdict(reasons=found_fit.reasons)
+    if not claim.dry_run:
+        ledger.reserve(claim.pod, found_fit.charge, now_s)
+    return Verdict(found_fit.charge, audited=found_fit.reasons)
+
+
+def turn(ledger: Ledger, pod: Key) -> None:
+    """Make a reservation usage: its pod is there."""
+    if (found := ledger.place(pod)) is not None:
+        ledger.put(pod, found[0], None)
+
+
+def settle(ledger: Ledger, pod: Key, charge: Charge, cluster_mode: Mode = Mode.ENFORCE) -> Verdict:
+    """Make a pod's charge what it will really hold, as usage: turn, move, lower or obtain it; or refuse.
+
+    For whoever is about to give the pod its GPUs. What it held before counts as free, and what does not grow is
+    never refused: lowering a charge must work in a namespace that is over its quota.
+    """
+    check_open(ledger)
+    before = ledger.place(pod)
+    if before is None and ledger.size() > MAX_BYTES:
+        return Verdict(reasons=(full(ledger),))
+    trial = ledger.copy()
+    trial.remove(pod)
+    standing, model = trial.standing, model_named(charge.model)
+    held = standing.charged(model_named(before[0].model), before[0].amounts) if before else Amounts()
+    asked = standing.charged(model, charge.amounts)
+    missing = [key for key in standing.short(model, charge.amounts) if asked[key] > held[key]]
+    reasons = tuple(exceeded(key, charge.amounts, model, standing) for key in missing)
+    enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
+    if reasons and enforced:
+        return Verdict(reasons=reasons)
+    ledger.put(pod, charge, None)
+    return Verdict(charge, audited=reasons)
+
+
+def follow(ledger: Ledger, quotas: Iterable[Quota], at: int) -> None:
+    """Take quotas over that are newer than those in the ledger."""
+    if at > ledger.quotas_at and tuple(quotas) != ledger.quotas:
+        ledger.set_quotas(quotas, at)
+
+
+def check_open(ledger: Ledger) -> None:
+    """Charge nothing while it is not known what is charged already."""
+    if ledger.state is not State.OPEN:
+        raise Unavailable(
+            "the ledger of this namespace was lost and is being rebuilt; it opens when no pod that was admitted before "
+            "can appear any more, within a minute"
+            if ledger.state is State.CLOSED
+            else "the ledger of this namespace is being made by Quotient's controller"
+        )
+
+
+def full(ledger: Ledger) -> Reason:
+    """Say that a namespace has more pods than can be kept account of."""
+    return Reason(
+        code=Code.QUOTA_EXCEEDED,
+        field="metadata.namespace",
+        value=str(len(ledger)),
+        message=f"this namespace holds {len(ledger)} pods with GPUs, and its ledger has no room for more",
+        remedy="use another namespace, or wait until pods have ended",
+        numbers={"asked": 1, "used": len(ledger)},
+    )

@@ -1,0 +1,98 @@
+"""The guard of quotas: a ValidatingAdmissionPolicy, so that it holds while nothing of Quotient runs.
+
+The right to edit ConfigMaps is not the right to change a quota. Who may do that is said by RBAC on a resource that
+exists for nothing else, `gpuquotas` of group `quotient.dev`, with the verb of the operation. A quota is known by its
+label, under every configured domain, or by the name of the ancestors' one; before and after the change, so that it can
+be neither relabelled away nor brought in. What the controller shows to a namespace is guarded by the subresource
+`status`. A namespace that is being deleted may always be emptied.
+"""
+
+from typing import Any
+
+from vcuda.names import API_GROUP, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_STATUS
+from webhook.rules import Rules
+
+NAME = "quotient-quota-guard"
+RESOURCE = "gpuquotas"
+
+
+def guard(rules: Rules) -> list[dict[str, Any]]:
+    """Write the policy, and what puts it in force."""
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": "quotient"}},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "matchPolicy": "Equivalent",
+                "resourceRules": [
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE", "UPDATE", "DELETE"],
+                        "resources": ["configmaps"],
+                        "scope": "Namespaced",
+                    }
+                ],
+            },
+            "matchConditions": [
+                {"name": "is-a-quota-or-its-status", "expression": f"{is_quota(rules)} || {is_status()}"},
+            ],
+            "variables": [
+                {"name": "verb", "expression": "request.operation.lowerAscii()"},
+                {"name": "isQuota", "expression": is_quota(rules)},
+                {
+                    "name": "resource",
+                    "expression": f"variables.isQuota ? '{RESOURCE}' : '{RESOURCE}/status'",
+                },
+                {
+                    "name": "isGoing",
+                    "expression": "request.operation == 'DELETE' && namespaceObject != null && "
+                    "has(namespaceObject.metadata.deletionTimestamp)",
+                },
+            ],
+            "validations": [
+                {
+                    "expression": "variables.isGoing || ("
+                    + may("variables.isQuota", f".resource('{RESOURCE}')")
+                    + " && "
+                    + may(is_status(), f".resource('{RESOURCE}').subresource('status')")
+                    + ")",
+                    "messageExpression": "request.userInfo.username + ' may not ' + variables.verb + ' the GPU quota ' "
+                    "+ request.namespace + '/' + request.name + ': that takes the verb ' + variables.verb + "
+                    f"' on ' + variables.resource + ' of {API_GROUP}, and the right to edit ConfigMaps is not enough; "
+                    "ask those who run the cluster'",
+                    "reason": "Forbidden",
+                }
+            ],
+        },
+    }
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": "quotient"}},
+        "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+    }
+    return [policy, binding]
+
+
+def is_quota(rules: Rules) -> str:
+    """Match a quota, before or after the change."""
+    labels = ", ".join(f"'{names.quota_label}'" for names in rules.language.all_names)
+    labelled = (
+        "[object, oldObject].exists(o, o != null && has(o.metadata.labels) && "
+        f"[{labels}].exists(l, l in o.metadata.labels && o.metadata.labels[l] == 'true'))"
+    )
+    return f"({labelled} || (request.namespace == '{LEGACY_NAMESPACE}' && request.name == '{LEGACY_NAME}'))"
+
+
+def is_status() -> str:
+    """Match what the controller shows to a namespace."""
+    return f"(request.name == '{QUOTA_STATUS}')"
+
+
+def may(condition: str, resource: str) -> str:
+    """Demand a right where something is so."""
+    check = f"authorizer.group('{API_GROUP}'){resource}.namespace(request.namespace).name(request.name)"
+    return f"(!{condition} || {check}.check(variables.verb).allowed())"

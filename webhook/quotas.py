@@ -1,0 +1,32 @@
+"""Quotas that cannot be meant are refused where they are written: a slip of the pen must not free a namespace."""
+
+from ledger.following import quotas_in
+from vcuda.decision import Code, Decision, Reason
+from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE
+from vcuda.quota import Mistake, QuotaError
+from webhook.objects import ConfigMap
+from webhook.rules import Rules
+
+
+def check_quota(found: ConfigMap, namespace: str, name: str, rules: Rules) -> Decision:
+    """Check a ConfigMap, if it is a quota."""
+    labels, name = found.metadata.labels or {}, name or found.metadata.name
+    labelled = any(labels.get(names.quota_label) == "true" for names in rules.language.all_names)
+    if not labelled and (namespace, name) != (LEGACY_NAMESPACE, LEGACY_NAME):
+        return Decision()
+    try:
+        quotas_in(namespace, name, found.data or {}, rules.language.unit_mib)
+    except QuotaError as wrong:
+        return Decision(tuple(map(reason_of, wrong.mistakes)))
+    return Decision()
+
+
+def reason_of(mistake: Mistake) -> Reason:
+    """Say what is wrong with a quota: the place, what stands there, and what to write instead."""
+    return Reason(
+        code=Code.QUOTA_INVALID,
+        field=f"{mistake.quota}: {mistake.path}" if mistake.path else mistake.quota,
+        value=mistake.value,
+        message="this quota cannot be meant, and the one in force stays so",
+        remedy=mistake.remedy,
+    )
