@@ -81,10 +81,17 @@ def guessed(ledger: Ledger, held: Holding, view: View) -> Charge:
 
 
 def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[Reason, ...]]:
-    """Charge pods that got in without a charge, the oldest first, as far as there is room, or say why there is none."""
+    """Charge pods that got in without a charge, as far as there is room, or say why there is none.
+
+    Those that name a model come before those that leave the choice, and the older before the younger.
+    """
     waiting: dict[Key, tuple[Reason, ...]] = {}
-    uncharged = [(held.created, pod) for pod, held in view.holdings.items() if not held.node and pod not in ledger]
-    for _, pod in sorted(uncharged):
+    uncharged = [
+        (not held.wishes.models, held.created, pod)
+        for pod, held in view.holdings.items()
+        if not held.node and pod not in ledger
+    ]
+    for _, _, pod in sorted(uncharged):
         held = view.holdings[pod]
         demand = partial(held.request.demand, unit_mib=view.unit_mib)
         verdict = reserve(ledger, Claim(pod, demand, held.wishes, view.cards), int(now_s), view.cluster_mode)
