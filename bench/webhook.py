@@ -27,8 +27,9 @@ from bench.reviews import large, review, small
 from ledger.committing import Drawer
 from tests.cluster import debian
 from tests.cluster.binaries import cache_dir, go_program, locked
+from tests.running import HOST, free_port
 from tests.webhook.load import request
-from tests.webhook.running import HOST, Authority, RunningWebhook, free_port
+from tests.webhook.running import Authority, RunningWebhook
 from vcuda.language import language
 from webhook.admission import Admission
 from webhook.answering import Responder

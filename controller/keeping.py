@@ -32,8 +32,9 @@ from vcuda.policy import Mode
 
 WORKERS = 4
 TRIES = 8
-# How soon after something happened, and how often at the most, a namespace is looked at.
-SOON_S, APART_S = 0.05, 0.4
+# How soon after something happened, and how often at the most, a namespace is looked at: where something ended, others
+# may wait for the room; that something began has been accounted for at admission.
+SOON_S, APART_S, APART_AT_EASE_S = 0.05, 0.25, 1.0
 AGAIN_S = 240.0
 RETRY_S = 1.0
 # After the API server was slow or away, what it was asked before may still take effect.
@@ -177,7 +178,7 @@ class Keeper:
             with self._lock:
                 self._of(namespace).gone.add(old.key)
         if old is None or new is None or matters(old) != matters(new):
-            self._touch(namespace)
+            self._touch(namespace, at_ease=old is None)
 
     def _node_changed(self, old: Machine | None, new: Machine | None) -> None:
         if old is not None and new is not None and cards_of(old) == cards_of(new) and old.lost == new.lost:
@@ -195,16 +196,16 @@ class Keeper:
         with self._lock:
             is_ours = new is not None and self._of(namespace).written == new.metadata.resource_version
         if not is_ours:
-            self._touch(namespace)
+            self._touch(namespace, at_ease=old is not None and new is not None)
 
-    def _touch(self, namespace: str) -> None:
+    def _touch(self, namespace: str, *, at_ease: bool = False) -> None:
         """Look at a namespace soon."""
         now = self._clock()
         with self._lock:
             seen = self._of(namespace)
             if seen.changed is None:
                 seen.changed = now
-            at = max(now + SOON_S, seen.last + APART_S)
+            at = max(now + SOON_S, seen.last + (APART_AT_EASE_S if at_ease else APART_S))
         self._turns.want(namespace, at)
 
     def _of(self, namespace: str) -> Seen:

@@ -41,6 +41,11 @@ def guard(rules: Rules) -> list[dict[str, Any]]:
             ],
             "variables": [
                 {"name": "verb", "expression": "request.operation.lowerAscii()"},
+                {
+                    "name": "name",
+                    "expression": "[object, oldObject].filter(o, o != null && has(o.metadata.name))"
+                    ".map(o, o.metadata.name).join(' ').split(' ')[0]",
+                },
                 {"name": "isQuota", "expression": is_quota(rules)},
                 {
                     "name": "resource",
@@ -60,7 +65,7 @@ def guard(rules: Rules) -> list[dict[str, Any]]:
                     + may(is_status(), f".resource('{RESOURCE}').subresource('status')")
                     + ")",
                     "messageExpression": "request.userInfo.username + ' may not ' + variables.verb + ' the GPU quota ' "
-                    "+ request.namespace + '/' + request.name + ': that takes the verb ' + variables.verb + "
+                    "+ request.namespace + '/' + variables.name + ': that takes the verb ' + variables.verb + "
                     f"' on ' + variables.resource + ' of {API_GROUP}, and the right to edit ConfigMaps is not enough; "
                     "ask those who run the cluster'",
                     "reason": "Forbidden",
@@ -84,15 +89,20 @@ def is_quota(rules: Rules) -> str:
         "[object, oldObject].exists(o, o != null && has(o.metadata.labels) && "
         f"[{labels}].exists(l, l in o.metadata.labels && o.metadata.labels[l] == 'true'))"
     )
-    return f"({labelled} || (request.namespace == '{LEGACY_NAMESPACE}' && request.name == '{LEGACY_NAME}'))"
+    return f"({labelled} || (request.namespace == '{LEGACY_NAMESPACE}' && {is_named(LEGACY_NAME)}))"
 
 
 def is_status() -> str:
     """Match what the controller shows to a namespace."""
-    return f"(request.name == '{QUOTA_STATUS}')"
+    return f"({is_named(QUOTA_STATUS)})"
+
+
+def is_named(name: str) -> str:
+    """Match an object's name. A request has none where a collection is deleted, as at the end of a namespace."""
+    return f"[object, oldObject].exists(o, o != null && has(o.metadata.name) && o.metadata.name == '{name}')"
 
 
 def may(condition: str, resource: str) -> str:
     """Demand a right where something is so."""
-    check = f"authorizer.group('{API_GROUP}'){resource}.namespace(request.namespace).name(request.name)"
+    check = f"authorizer.group('{API_GROUP}'){resource}.namespace(request.namespace).name(variables.name)"
     return f"(!{condition} || {check}.check(variables.verb).allowed())"

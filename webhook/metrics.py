@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
+from ledger.committing import Counts
 from webhook.admission import Outcome
 from webhook.review import Request
 from webhook.workloads import KINDS as WORKLOADS
@@ -23,6 +24,7 @@ BOUNDS = (*map(str, BUCKETS), "+Inf")
 KINDS = frozenset(("Pod", "Binding", *(kind for _, kind in WORKLOADS)))
 OPERATIONS = frozenset(("CREATE", "UPDATE", "DELETE", "CONNECT"))
 OTHER = "other"
+BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200)
 
 
 class Durations:
@@ -49,7 +51,9 @@ class Durations:
 class Metrics:
     """The series of one webhook process."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None) -> None:
+        self._ledger = counts or Counts()
+        self.connections = 0
         self.registry = CollectorRegistry()
         self.certificate_until = Gauge(
             "quotient_certificate_not_after_seconds",
@@ -117,6 +121,24 @@ class Metrics:
                 buckets, total = taken.shown()
                 durations.add_metric((route,), buckets, total)
         yield from (decisions, reasons, failures, durations)
+        yield from self._of_ledgers()
+        yield CounterMetricFamily(
+            "quotient_connections", "Connections that were made to this process", self.connections
+        )
+
+    def _of_ledgers(self) -> Iterator[Metric]:
+        """Show how charging goes."""
+        ledger = self._ledger
+        yield CounterMetricFamily("quotient_ledger_writes", "Writes of ledgers", ledger.writes)
+        yield CounterMetricFamily("quotient_ledger_conflicts", "Writes lost to another writer", ledger.conflicts)
+        sizes = HistogramMetricFamily("quotient_ledger_batch_size", "Pods that were charged in one write")
+        batches = dict(ledger.batches)
+        buckets = [
+            (str(bound), float(sum(count for size, count in batches.items() if size <= bound))) for bound in BATCH_SIZES
+        ]
+        buckets.append(("+Inf", float(sum(batches.values()))))
+        sizes.add_metric((), buckets, sum(size * count for size, count in batches.items()))
+        yield sizes
 
 
 def verdict(outcome: Outcome) -> str:

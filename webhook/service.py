@@ -54,11 +54,11 @@ class Service:
     def __init__(self, configuration: Configuration, cluster: Cluster, charging: Charging | None = None) -> None:
         self.settings = settings = configuration.webhook
         self.rules = rules_of(configuration)
-        self.metrics = Metrics()
         self.policies = ClusterPolicies(
             cluster, self.rules.language, configuration.system_namespace, configuration.quota_by_default()
         )
         self.cashier = Cashier(Books(cluster, configuration.system_namespace))
+        self.metrics = Metrics(self.cashier.counts)
         self._cluster = cluster
         self.responder = Responder(
             Admission(self.rules, self.policies),

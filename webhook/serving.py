@@ -6,6 +6,7 @@ import logging
 import os
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,9 @@ LAST_WORD_S = 2.0
 # Far more than API servers open; beyond it somebody is only filling the memory.
 MAX_CONNECTIONS = 1000
 AFTER_DRAIN_S = 5
+# Below the 25 that an API server keeps; and no answer is held back for longer.
+MOST_IDLE = 24
+HELD_S = 0.25
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - for gunicorn's heartbeat, where the root file system is read-only
 
 
@@ -54,6 +58,7 @@ class Connection(ASGIProtocol):
         # When the client's turn began, and how long it may take.
         self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
         self.worker.connections.add(self)
+        self._service.metrics.connections += 1
         super().connection_made(transport)
         if len(self.worker.connections) > MAX_CONNECTIONS:
             transport.abort()
@@ -109,6 +114,7 @@ class Connection(ASGIProtocol):
         self._held, self._whole = b"", 0
         if isinstance(reply, Way):
             self._is_waiting = True
+            self.worker.gate.waits()
         else:
             self._answer(reply)
         return True
@@ -116,9 +122,9 @@ class Connection(ASGIProtocol):
     def _answer_later(self, reply: Reply) -> None:
         """Answer from another thread."""
         with suppress(RuntimeError):  # the loop has ended, and the client with it
-            self.worker.loop.call_soon_threadsafe(self._answer_waiting, reply)
+            self.worker.loop.call_soon_threadsafe(self.worker.gate.let_out, self, reply)
 
-    def _answer_waiting(self, reply: Reply) -> None:
+    def answer_waiting(self, reply: Reply) -> None:
         """Answer a client that had to wait, and look at what it sent meanwhile."""
         self._is_waiting = False
         if self._is_gone:
@@ -184,6 +190,47 @@ class Connection(ASGIProtocol):
         super().connection_lost(exc)
 
 
+class Gate:
+    """Lets answers out so that callers need not make new connections.
+
+    A batch of charges is answered all at once. An API server keeps 25 idle connections and closes what is beyond, to
+    open others a moment later, each with a handshake that costs more than the call. So answers are held back, for some
+    milliseconds at the most, while that many connections are idle; each new call lets the next answer out.
+    """
+
+    def __init__(self, worker: "Worker", most_idle: int) -> None:
+        self._worker, self._most_idle = worker, most_idle
+        self._held: deque[tuple[float, Connection, Reply]] = deque()
+        self._waiting = 0
+
+    def waits(self) -> None:
+        """Count a client that waits for its answer."""
+        self._waiting += 1
+        self._release()
+
+    def let_out(self, connection: Connection, reply: Reply) -> None:
+        """Answer a client now or soon."""
+        self._held.append((self._worker.loop.time() + HELD_S, connection, reply))
+        if len(self._held) == 1:
+            self._worker.loop.call_later(HELD_S, self._overdue)
+        self._release()
+
+    def _overdue(self) -> None:
+        self._release()
+        if self._held:
+            self._worker.loop.call_at(self._held[0][0], self._overdue)
+
+    def _release(self) -> None:
+        now = self._worker.loop.time()
+        while self._held:
+            due, connection, reply = self._held[0]
+            if due > now and len(self._worker.connections) - self._waiting >= self._most_idle:
+                return
+            self._held.popleft()
+            self._waiting -= 1
+            connection.answer_waiting(reply)
+
+
 def common_name(certificate: dict[str, Any] | None) -> str:
     """Give the common name of a client's certificate, as Python's ssl shows it."""
     for part in (certificate or {}).get("subject", ()):
@@ -201,6 +248,7 @@ class Worker(ASGIWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
+        self.gate = Gate(self, MOST_IDLE)
         # Told to end, and still answering. gunicorn's own flag closes connections that an answer just promised to keep.
         self.is_leaving = False
 

@@ -6,7 +6,8 @@ import ssl
 import threading
 from typing import Self
 
-from tests.webhook.running import HOST, Authority
+from tests.running import HOST
+from tests.webhook.running import Authority
 
 
 class Load:

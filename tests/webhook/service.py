@@ -6,7 +6,8 @@ import socket
 import threading
 from typing import Self
 
-from tests.webhook.running import HOST, RunningWebhook
+from tests.running import HOST
+from tests.webhook.running import RunningWebhook
 
 PROBE_EVERY_S = 0.1
 

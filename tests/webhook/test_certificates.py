@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.webhook.running import HOST, Authority
+from tests.running import HOST
+from tests.webhook.running import Authority
 from webhook.certificates import CertificateError, Certificates, pair_of, read_pair
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)

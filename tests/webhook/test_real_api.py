@@ -13,11 +13,11 @@ from cluster.api import ApiCluster, connect
 from cluster.errors import ApiError
 from cluster.objects import NAMESPACES, PODS
 from settings.configuration import Configuration
-from tests.cluster.real import RealCluster
+from tests.cluster.real import ClusterError, RealCluster
 from tests.conftest import SharedClusters
 from tests.waiting import eventually
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, note, pod, workload
-from tests.webhook.running import Authority, RunningWebhook, register, unregister
+from tests.webhook.running import Authority, RunningWebhook, controlled, register, unregister
 from tests.webhook.service import Service
 from tests.webhook.test_refusals import WRONG
 from tests.webhook.test_rewriting import WRITTEN_AS
@@ -78,7 +78,7 @@ def governed(
     real = shared_clusters.get(node=False)
     authority = Authority(tmp_path_factory.mktemp("webhook") / "tls")
     settings = ("vocabularies.hami=true", f"webhook.shortPath={request.param}")
-    with RunningWebhook(authority, real.kubeconfig, *settings) as webhook:
+    with controlled(real, authority.folder.parent), RunningWebhook(authority, real.kubeconfig, *settings) as webhook:
         try:
             register(real, CONFIGURATION, webhook.port, authority)
             yield Governed(real, webhook, authority)
@@ -396,7 +396,13 @@ def test_a_namespaces_quota_sets_its_policy(governed: Governed) -> None:
     write("pools: [training]\ncoreLimit: {default: 80}")
     eventually(lambda: "affinity" in stored()["spec"], "the pools")
     assert note(stored(), NAMES.limits)["containers"]["c0"]["limitSource"] == "policy"
-    write("pools: [training\n")
+    with pytest.raises(ClusterError, match=r"quotas\.validate\.quotient\.dev.* denied"):
+        write("pools: [training\n")
+    unregister(governed.real)
+    try:
+        write("pools: [training\n")
+    finally:
+        register(governed.real, CONFIGURATION, governed.webhook.port, governed.authority)
     eventually(lambda: "quotient_quotas_invalid 1.0" in governed.webhook.ops("/metrics")[1], "the mistake to be seen")
     assert "affinity" in stored()["spec"]
     write("mode: audit")

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import trustme
 
+from tests.running import HOST
 from tests.waiting import eventually
 from tests.webhook.load import Load, answer_on, request, tls
 from tests.webhook.pods import gpu, pod
 from tests.webhook.reviews import review
-from tests.webhook.running import HOST, Authority, RunningWebhook
+from tests.webhook.running import Authority, RunningWebhook
 from tests.webhook.service import Service
 
 BODY = json.dumps(review(pod(gpu()))).encode()

@@ -1,0 +1,127 @@
+"""A component of Quotient as a process of its own, as it runs in a cluster."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from tests.cluster.keeper import ROOT
+from tests.waiting import eventually
+
+HOST = "127.0.0.1"
+START_S = 30.0
+
+
+def free_port() -> int:
+    """Find a port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Running:
+    """One process: `module` is what Python runs, with probes on `ops_port`; `prefix` stands before its command line."""
+
+    prefix: tuple[str, ...] = ()
+
+    def __init__(self, module: list[str], ops_port: int, log: Path) -> None:
+        self._module, self.ops_port, self.log = module, ops_port, log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, ready: bool = True) -> Self:
+        """Start it, and wait until it is ready."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.prefix, sys.executable, "-m", *self._module],
+                cwd=ROOT,
+                stderr=log,
+                stdout=log,
+                env=os.environ | {"QUOTIENT_LOG_FORMAT": "json"},
+            )
+        if ready:
+            eventually(self.is_ready, f"{self.log.name} to be ready: {self.log.read_text()[-2000:]}", START_S)
+        return self
+
+    def is_ready(self) -> bool:
+        """Ask the probe."""
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        return self.ops("/readyz")[0] == 200
+
+    def ops(self, path: str) -> tuple[int, str]:
+        """Ask the port of probes and metrics."""
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self.ops_port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refused:
+            return refused.code, refused.read().decode()
+        except OSError as away:
+            return 0, str(away)
+
+    def memory_mib(self) -> float:
+        """Measure what it takes of the machine's memory, all its processes together, shared pages counted once."""
+        return sum(proportional_kib(pid) for pid in self.pids()) / 1024
+
+    def pids(self) -> list[int]:
+        """Name its processes: the first, and those that it started."""
+        assert self.process is not None
+        pid = self.process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+    def send(self, number: int) -> None:
+        """Send a signal to all of its processes."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it, and give its exit code."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            if number == signal.SIGKILL:
+                self.send(number)
+            else:
+                self.process.send_signal(number)
+        code = self.process.wait(30)
+        self.process = None
+        return code
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(signal.SIGKILL)
+
+
+def proportional_kib(pid: int) -> int:
+    """Give a process's memory, with its part of what it shares."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def flags(*settings: str) -> list[str]:
+    """Write settings as flags."""
+    return [part for each in settings for part in ("--set", each)]
+
+
+class RunningController(Running):
+    """A controller."""
+
+    def __init__(self, kubeconfig: Path, folder: Path, *settings: str) -> None:
+        port = free_port()
+        given = (
+            f"cluster.kubeconfig={kubeconfig}",
+            f"controller.address={HOST}",
+            f"controller.opsPort={port}",
+            f"controller.identity=controller-{port}",
+            *settings,
+        )
+        super().__init__(["console.main", *flags(*given), "controller"], port, folder / f"controller-{port}.log")
