@@ -22,7 +22,7 @@ from cluster.errors import ApiError, Conflict, NotFound
 from ledger.books import Books, Page
 from ledger.turns import Turns
 from vcuda.decision import Unavailable
-from vcuda.ledger import Ledger, State, Verdict
+from vcuda.ledger import Ledger, State, Verdict, not_open
 from vcuda.quota import Quota
 
 WORKERS = 4
@@ -196,6 +196,12 @@ class Cashier:
         """Ask for a ledger that is not there, and look again soon."""
         if page is None:
             books.want(namespace)
+        # Who cannot wait until the next look is told what he waited for, rather than nothing.
+        last = self._clock() + 2 * LOOK_AGAIN_S
+        for waiter in waiters:
+            if waiter.until <= last:
+                waiter.done(Verdict(reasons=(not_open(State.WANTED),)))
+        waiters = [waiter for waiter in waiters if waiter.until > last]
         with self._lock:
             self._waiting[namespace] = waiters + self._waiting.get(namespace, [])
         self._turns.want(namespace, self._clock() + LOOK_AGAIN_S)

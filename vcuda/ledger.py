@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from vcuda.amounts import Amounts
 from vcuda.charging import Charge, Demand, Fit, Holder, Standing, exceeded, fit, model_named
-from vcuda.decision import Code, Reason, Unavailable
+from vcuda.decision import Code, Reason
 from vcuda.policy import Mode, Policy, joined
 from vcuda.quota import Quota
 from vcuda.wishes import Wishes
@@ -285,13 +285,15 @@ class Verdict(Struct, frozen=True):
 
 def reserve(ledger: Ledger, claim: Claim, now_s: int, cluster_mode: Mode) -> Verdict:
     """Charge a pod that is about to be created, once; refuse it if there is no room."""
-    check_open(ledger)
+    enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
+    if ledger.state is not State.OPEN:
+        told = (not_open(ledger.state),)
+        return Verdict(reasons=told) if enforced else Verdict(audited=told)
     if (found := ledger.place(claim.pod)) is not None:
         return Verdict(found[0])
     if ledger.size() > MAX_BYTES:
         return Verdict(reasons=(full(ledger),))
     found_fit: Fit = fit(ledger.standing, claim.demand, claim.wishes, claim.cards)
-    enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
     if found_fit.reasons and enforced:
         return Verdict(reasons=found_fit.reasons)
     if not claim.dry_run:
@@ -311,7 +313,8 @@ def settle(ledger: Ledger, pod: Key, charge: Charge, cluster_mode: Mode = Mode.E
     For whoever is about to give the pod its GPUs. What it held before counts as free, and what does not grow is
     never refused: lowering a charge must work in a namespace that is over its quota.
     """
-    check_open(ledger)
+    if ledger.state is not State.OPEN:
+        return Verdict(reasons=(not_open(ledger.state),))
     before = ledger.place(pod)
     if before is None and ledger.size() > MAX_BYTES:
         return Verdict(reasons=(full(ledger),))
@@ -335,15 +338,19 @@ def follow(ledger: Ledger, quotas: Iterable[Quota], at: int) -> None:
         ledger.set_quotas(quotas, at)
 
 
-def check_open(ledger: Ledger) -> None:
-    """Charge nothing while it is not known what is charged already."""
-    if ledger.state is not State.OPEN:
-        raise Unavailable(
-            "the ledger of this namespace was lost and is being rebuilt; it opens when no pod that was admitted before "
-            "can appear any more, within a minute"
-            if ledger.state is State.CLOSED
-            else "the ledger of this namespace is being made by Quotient's controller"
-        )
+def not_open(state: State) -> Reason:
+    """Say that nothing is charged while it is not known what is charged already."""
+    lost = state is State.CLOSED
+    return Reason(
+        code=Code.LEDGER_NOT_OPEN,
+        field="metadata.namespace",
+        value="",
+        message="the ledger of this namespace was lost and is being rebuilt; it opens when no pod that was admitted "
+        "before can appear any more"
+        if lost
+        else "this namespace has no ledger yet; Quotient's controller makes it",
+        remedy="try again in a minute" if lost else "try again; if it stays so, see whether the controller runs",
+    )
 
 
 def full(ledger: Ledger) -> Reason:

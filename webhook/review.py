@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from vcuda.decision import BadRequest, Decision
+from vcuda.decision import BadRequest, Code, Decision
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 NULL = Raw(b"null")
 MAX_TOLD = 20
+RETRY_AFTER_S = 5
 OPENING = b'{"apiVersion":"%s","kind":"%s","response":{"uid":' % (API_VERSION.encode(), KIND.encode())
 encode = msgspec.json.encode
 
@@ -117,12 +118,13 @@ def refusal(decision: Decision) -> dict[str, Any]:
     lines = [f"{count} problems:", *(f"- {reason}" for reason in reasons)]
     if count > MAX_TOLD:
         lines.append(f"- and {count - MAX_TOLD} more")
+    # What will be decided otherwise in a minute is told as such; clients know when to try again.
+    postponed = all(reason.code is Code.LEDGER_NOT_OPEN for reason in reasons)
     return {
         "status": "Failure",
-        "code": 403,
-        "reason": "Forbidden",
+        "code": 503 if postponed else 403,
+        "reason": "ServiceUnavailable" if postponed else "Forbidden",
         "message": str(reasons[0]) if count == 1 else "\n".join(lines),
-        "details": {
-            "causes": [{"reason": reason.code, "field": reason.field, "message": str(reason)} for reason in reasons]
-        },
+        "details": ({"retryAfterSeconds": RETRY_AFTER_S} if postponed else {})
+        | {"causes": [{"reason": reason.code, "field": reason.field, "message": str(reason)} for reason in reasons]},
     }

@@ -154,6 +154,7 @@ def test_codes_are_stable() -> None:
     assert {code.value for code in Code} == {
         "QuantityInvalid",
         "QuotaInvalid",
+        "LedgerNotOpen",
         "CoreInvalid",
         "MemoryInvalid",
         "MemoryMissing",

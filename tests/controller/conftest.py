@@ -9,7 +9,7 @@ import pytest
 
 from cluster.api import ApiCluster, connect
 from cluster.errors import ApiError
-from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS
+from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, binding
 from settings.configuration import Configuration
 from tests.cluster.real import RealCluster
 from tests.conftest import SharedClusters
@@ -17,6 +17,7 @@ from tests.running import RunningController
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES, gpu, pod
 from tests.webhook.running import Authority, RunningWebhook, controlled, register, unregister
+from vcuda.decision import Unavailable
 from vcuda.document import parse_documents
 from vcuda.ledger import Ledger, decode
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX, QUOTA_STATUS, STATUS_KEY
@@ -55,12 +56,20 @@ class Held:
         made["metadata"] = {**made["metadata"], "name": f"p-{uuid.uuid4().hex[:8]}", "namespace": namespace}
         try:
             return self.cluster.create(PODS, made, dry_run=dry_run).metadata.name
-        except ApiError as refused:
+        except (ApiError, Unavailable) as refused:
             return str(refused)
 
     def delete(self, namespace: str, name: str) -> None:
         """Delete a pod, at once."""
         self.cluster.delete(PODS, name, namespace, grace_s=0)
+
+    def bind(self, namespace: str, name: str, node: str, placement: Obj) -> None:
+        """Put a pod on a node, as Quotient's scheduler does."""
+        uid = self.cluster.get(PODS, name, namespace).metadata.uid
+        made = binding(name, namespace, node, uid, {NAMES.placement: json.dumps(placement)})
+        who = (f"--as=system:serviceaccount:{SYSTEM}:quotient-scheduler", "--as-group=system:masters")
+        where = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+        self.real.kubectl("create", "--raw", where, "-f-", *who, stdin=json.dumps(made))
 
     def status(self, namespace: str) -> Obj:
         """Read the status of a namespace's quotas; empty while there is none."""

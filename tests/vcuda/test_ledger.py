@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vcuda.amounts import CORES, MEMORY, PODS, Amounts
 from vcuda.charging import Charge, Demand, Holder
-from vcuda.decision import Code, Unavailable
+from vcuda.decision import Code
 from vcuda.ledger import (
     MAX_BYTES,
     Claim,
@@ -149,13 +149,15 @@ def test_a_dry_run_charges_nothing() -> None:
 
 @pytest.mark.parametrize("state", [State.WANTED, State.CLOSED])
 def test_nothing_is_charged_before_it_is_known_what_is_charged(state: State) -> None:
-    """Neither granted nor refused: it can be tried again."""
+    """Refused for a while, or in audit let through without a charge."""
     ledger = opened()
     ledger.set_state(state, "u")
-    with pytest.raises(Unavailable):
-        ask(ledger, pod())
-    with pytest.raises(Unavailable):
-        settle(ledger, pod(), A100)
+    changes = ledger.changes
+    for verdict in (reserve(ledger, claim(pod()), 1, Mode.ENFORCE), settle(ledger, pod(), A100)):
+        assert [reason.code for reason in verdict.reasons] == [Code.LEDGER_NOT_OPEN]
+    audited = reserve(ledger, claim(pod()), 1, Mode.AUDIT)
+    assert (audited.reasons, audited.charge) == ((), None)
+    assert ledger.changes == changes
 
 
 def test_audit_charges_and_tells() -> None:
