@@ -169,6 +169,62 @@ class Event(Object, frozen=True, kw_only=True):
     last_timestamp: str | None = None
 
 
+class TokenReviewSpec(Struct, frozen=True):
+    """A token that somebody presents."""
+
+    token: str = ""
+
+
+class UserInfo(Struct, frozen=True, omit_defaults=True):
+    """Who somebody is."""
+
+    username: str = ""
+    uid: str = ""
+    groups: list[str] = []
+
+
+class TokenReviewStatus(Struct, frozen=True, omit_defaults=True):
+    """Whether a token is good, and whose it is."""
+
+    authenticated: bool = False
+    user: UserInfo = UserInfo()
+
+
+class TokenReview(Object, frozen=True, kw_only=True):
+    """A question about a token, answered at once and not stored; partial."""
+
+    spec: TokenReviewSpec = TokenReviewSpec()
+    status: TokenReviewStatus = TokenReviewStatus()
+
+
+class NonResourceAttributes(Struct, frozen=True, omit_defaults=True):
+    """Something to be done to a path."""
+
+    path: str = ""
+    verb: str = ""
+
+
+class AccessReviewSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Somebody, and what he wants to do."""
+
+    user: str = ""
+    groups: list[str] = []
+    non_resource_attributes: NonResourceAttributes = NonResourceAttributes()
+
+
+class AccessReviewStatus(Struct, frozen=True, omit_defaults=True):
+    """Whether he may."""
+
+    allowed: bool = False
+
+
+class AccessReview(Object, frozen=True, kw_only=True):
+    """A question about a right, answered at once and not stored; partial."""
+
+    spec: AccessReviewSpec = AccessReviewSpec()
+    status: AccessReviewStatus = AccessReviewStatus()
+
+
 T = TypeVar("T", bound=Object)
 
 
@@ -194,6 +250,18 @@ NODES = Kind("v1", "Node", "nodes", Node, namespaced=False, partial=True, subres
 NAMESPACES = Kind("v1", "Namespace", "namespaces", Namespace, namespaced=False, partial=True)
 CONFIG_MAPS = Kind("v1", "ConfigMap", "configmaps", ConfigMap)
 EVENTS = Kind("v1", "Event", "events", Event, partial=True)
+REPLICA_SETS = Kind("apps/v1", "ReplicaSet", "replicasets", Object, partial=True)
+TOKEN_REVIEWS = Kind(
+    "authentication.k8s.io/v1", "TokenReview", "tokenreviews", TokenReview, namespaced=False, partial=True
+)
+ACCESS_REVIEWS = Kind(
+    "authorization.k8s.io/v1",
+    "SubjectAccessReview",
+    "subjectaccessreviews",
+    AccessReview,
+    namespaced=False,
+    partial=True,
+)
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases", Lease)
 
 Raw = dict[str, Any]

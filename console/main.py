@@ -14,6 +14,7 @@ from console.controller import controller
 from console.linting import lint
 from console.local import local
 from console.printing import wide_console
+from console.quotas import quota
 from console.webhook import webhook
 from settings.configuration import Configuration
 from settings.loading import ConfigurationError, Loaded, leaves, load, lookup, variable_of
@@ -60,7 +61,7 @@ def config(loaded: Loaded, output: str) -> None:
     wide_console().print(table)
 
 
-for command in (admit, controller, lint, local, webhook):
+for command in (admit, controller, lint, local, quota, webhook):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ class Quotas:
         """Give those of a namespace; a quota without one is for all."""
         return [*self._by_namespace.get(namespace, ()), *self._by_namespace.get(EVERYWHERE, ())]
 
+    @property
+    def namespaces(self) -> list[str]:
+        """Which namespaces have quotas."""
+        return list(self._by_namespace)
+
     def ledger(self, namespace: str) -> Ledger:
         """Give the ledger of a namespace, with what was charged for the documents before."""
         found = self._ledgers.get(namespace)

@@ -104,19 +104,25 @@ def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[R
 
 def largest_holders(ledger: Ledger, holdings: Mapping[Key, Holding]) -> list[Holder]:
     """Name those who hold most, workloads as a whole."""
+    return top(
+        Holder(held.owner, place[0].model, cores=place[0].cores, memory_mib=place[0].memory_mib, pods=1)
+        for pod, held in holdings.items()
+        if (place := ledger.place(pod)) is not None
+    )
+
+
+def top(holders: Iterable[Holder]) -> list[Holder]:
+    """Put together what the same holder has of the same model, and give those who have most."""
     sums: dict[tuple[str, str], list[int]] = {}
-    for pod, held in holdings.items():
-        place = ledger.place(pod)
-        if place is not None:
-            charge = place[0]
-            total = sums.setdefault((held.owner, charge.model), [0, 0, 0])
-            for index, amount in enumerate((charge.cores, charge.memory_mib, 1)):
-                total[index] += amount
-    holders = [
+    for each in holders:
+        total = sums.setdefault((each.name, each.model), [0, 0, 0])
+        for index, amount in enumerate((each.cores, each.memory_mib, each.pods)):
+            total[index] += amount
+    found = [
         Holder(name, model, cores=cores, memory_mib=memory_mib, pods=pods)
         for (name, model), (cores, memory_mib, pods) in sums.items()
     ]
-    return sorted(holders, key=lambda each: (-each.cores, -each.memory_mib, each.name, each.model))[:MAX_HOLDERS]
+    return sorted(found, key=lambda each: (-each.cores, -each.memory_mib, each.name, each.model))[:MAX_HOLDERS]
 
 
 def drop(ledger: Ledger, missing: Iterable[Key], alive: Collection[Key]) -> None:

@@ -45,7 +45,7 @@ def status_of(
         ],
         "holders": [msgspec.to_builtins(holder) for holder in ledger.holders],
         "waiting": [{"name": name, "reason": why} for name, why in sorted(waiting.items())[:MAX_WAITING]],
-        "notes": notes(ledger, mistakes),
+        "notes": notes(ledger, cluster_mode, mistakes),
     }
 
 
@@ -65,12 +65,18 @@ def dimensions(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int
     }
 
 
-def notes(ledger: Ledger, mistakes: Sequence[str]) -> list[str]:
+def notes(ledger: Ledger, cluster_mode: Mode, mistakes: Sequence[str]) -> list[str]:
     """Say what is amiss."""
     standing = ledger.standing
+    audit = (ledger.policy.mode or cluster_mode) is Mode.AUDIT
+    follows = (
+        "only watched, nothing is refused"
+        if audit
+        else "nothing more is admitted until it is less; nothing that runs is ended"
+    )
     told = [
         f"{quota}: types.{line}.{dimension}: {standing.taken[quota, line, dimension]} are in use and {hard} allowed: "
-        "nothing more is admitted until it is less; nothing that runs is ended"
+        f"{follows}"
         for (quota, line, dimension), hard in standing.hard.items()
         if standing.taken[quota, line, dimension] > hard
     ]

@@ -1,13 +1,19 @@
 """The Flask application: the two admission routes, over the same functions as the short path before it."""
 
+from collections.abc import Callable
+
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from webhook.answering import MUTATE, TEXT, VALIDATE, Reply, Responder
+from webhook.decisions import PATH, REMEMBERED
+
+# What to answer to whoever presents an authorization, asks for a namespace, and for how many.
+Shown = Callable[[str, str, int], Reply]
 
 
-def create_app(responder: Responder, max_body: int) -> Flask:
-    """Build the application."""
+def create_app(responder: Responder, max_body: int, decisions: Shown | None = None) -> Flask:
+    """Build the application; `decisions` shows what was decided to those who may see it."""
     app = Flask("quotient", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
 
@@ -18,6 +24,14 @@ def create_app(responder: Responder, max_body: int) -> Flask:
     @app.post(f"/{VALIDATE}")
     def validate() -> Response:
         return respond(responder, VALIDATE)
+
+    @app.get(PATH)
+    def shown() -> Response:
+        if decisions is None:
+            return written(Reply(404, b"no decisions are kept here\n", TEXT))
+        limit = request.args.get("limit", default=REMEMBERED, type=int)
+        namespace = request.args.get("namespace", default="")
+        return written(decisions(request.headers.get("Authorization", ""), namespace, limit))
 
     @app.errorhandler(HTTPException)
     def told(wrong: HTTPException) -> Response:

@@ -17,9 +17,13 @@ Loose = dict[str, Any]
 Term = dict[str, Sequence[Loose] | None]
 
 
-class Owner(Struct, frozen=True):
+class Owner(Struct, frozen=True, rename="camel"):
     """Who made an object."""
 
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
     controller: bool | None = None
 
 

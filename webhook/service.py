@@ -7,22 +7,27 @@ import msgspec
 import structlog
 
 from cluster.errors import NotFound
+from cluster.events import Recorder
 from cluster.interface import Cluster
 from cluster.objects import PODS
 from ledger.books import Books
 from ledger.committing import Cashier, Charging
 from settings.configuration import Configuration
 from settings.probes import Probes
+from vcuda.decision import Unavailable
 from vcuda.language import language
 from vcuda.names import names_for
-from webhook.admission import Admission
-from webhook.answering import Responder
+from webhook.admission import Admission, Outcome
+from webhook.answering import TEXT, Reply, Responder
 from webhook.app import create_app
 from webhook.certificates import Certificates
+from webhook.decisions import Decisions, refusal_of
 from webhook.front import Front
 from webhook.metrics import Metrics
 from webhook.policies import ClusterPolicies
+from webhook.review import Request
 from webhook.rules import Rules
+from webhook.telling import Herald
 from webhook.validating import Bound
 
 MIB = 2**20
@@ -60,15 +65,17 @@ class Service:
         self.cashier = Cashier(Books(cluster, configuration.system_namespace))
         self.metrics = Metrics(self.cashier.counts)
         self._cluster = cluster
+        self.decisions = Decisions()
+        self.herald = Herald(cluster, Recorder(cluster, "quotient-webhook"))
         self.responder = Responder(
             Admission(self.rules, self.policies),
             self.find_pod,
             charging or self.cashier,
-            self.metrics,
+            self,
             settings.answer_within_s,
         )
         self.front = Front(
-            create_app(self.responder, settings.max_body_mib * MIB),
+            create_app(self.responder, settings.max_body_mib * MIB, self.show_decisions),
             max_body=settings.max_body_mib * MIB,
             body_timeout_s=settings.body_timeout_s,
         )
@@ -86,10 +93,12 @@ class Service:
         """Begin to follow the cluster and to answer probes."""
         self.policies.start()
         self.cashier.start()
+        self.herald.start()
         self.ops.start()
 
     def stop(self) -> None:
         """End the threads."""
+        self.herald.stop()
         self.cashier.stop()
         self.policies.stop()
         self.ops.stop()
@@ -107,6 +116,27 @@ class Service:
         self.metrics.certificate_until.set(in_use.not_after.timestamp() if in_use else 0)
         self.metrics.certificate_failures.set(self.certificates.failures)
         self.metrics.quotas_invalid.set(self.policies.invalid)
+
+    def decided(self, route: str, request: Request, outcome: Outcome, took_s: float) -> None:
+        """Count a decision, remember it, and tell whom it concerns."""
+        self.metrics.decided(route, request, outcome, took_s)
+        self.decisions.note(route, request, outcome)
+        if outcome.decision.reasons:
+            self.herald.note(request, outcome)
+
+    def failed(self, route: str, cause: str) -> None:
+        """Count a call without decision."""
+        self.metrics.failed(route, cause)
+
+    def show_decisions(self, authorization: str, namespace: str, limit: int) -> Reply:
+        """Show the last decisions to whoever may see them."""
+        try:
+            refused = refusal_of(self._cluster.bounded(self.settings.answer_within_s), authorization)
+        except Unavailable as away:
+            return Reply(503, f"{away}\n".encode(), TEXT)
+        if refused is not None:
+            return Reply(refused[0], f"{refused[1]}\n".encode(), TEXT)
+        return Reply(200, msgspec.json.encode({"decisions": self.decisions.shown(namespace, max(0, limit))}))
 
     def find_pod(self, namespace: str, name: str, within_s: float) -> Bound | None:
         """Look a pod up; None if there is none."""

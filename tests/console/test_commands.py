@@ -29,7 +29,7 @@ def test_help_names_every_command_and_where_to_begin() -> None:
     done = run("--help")
     assert done.exit_code == 0
     assert "quotient local" in done.output
-    assert sorted(main.commands) == ["admit", "config", "controller", "lint", "local", "webhook"]
+    assert sorted(main.commands) == ["admit", "config", "controller", "lint", "local", "quota", "webhook"]
     for command in main.commands.values():
         assert command.help, f"{command.name} has no help"
 

@@ -2,7 +2,11 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,9 +15,11 @@ import pytest
 
 from cluster.errors import NotFound
 from cluster.objects import CONFIG_MAPS, EVENTS, NAMESPACES, NODES, PODS
+from tests.cluster.keeper import ROOT
 from tests.controller.conftest import SYSTEM, Held
+from tests.running import flags
 from tests.waiting import eventually
-from tests.webhook.pods import NAMES, gpu, pod
+from tests.webhook.pods import NAMES, gpu, pod, workload
 from vcuda.ledger import State
 from vcuda.names import KNOWN_LEDGERS, LEDGER_PREFIX
 
@@ -195,6 +201,91 @@ def test_models_are_those_of_the_node_a_pod_is_on(held: Held) -> None:
         assert held.cluster.get(PODS, name, namespace)
     finally:
         held.cluster.delete(NODES, node)
+
+
+def test_the_owner_of_refused_pods_is_told(held: Held) -> None:
+    """On the Deployment, where people look, not only on its ReplicaSet."""
+    namespace = held.namespace("types: {A100: {cores: 50}}")
+    made = workload(
+        pod(gpu(), annotations={NAMES.use_models: "A100"}), replicas=2, selector={"matchLabels": {"app": "x"}}
+    )
+    made["metadata"] = {"name": "web", "namespace": namespace}
+    held.real.kubectl("create", "-f-", stdin=json.dumps(made))
+
+    def is_told() -> bool:
+        events = held.cluster.list(EVENTS, namespace).items
+        return any(
+            (each.involved_object.kind, each.reason) == ("Deployment", "QuotaExceeded")
+            and "short by 50" in each.message
+            for each in events
+        )
+
+    eventually(is_told, "an event on the Deployment")
+    eventually(lambda: "Deployment/web" in str(held.status(namespace).get("holders")), "the holder")
+
+
+def test_decisions_are_shown_to_who_may_see_them(held: Held) -> None:
+    """And to nobody else."""
+    namespace = held.namespace(QUOTA)
+    held.create(namespace, 300, "A100")
+    token = (held.real.layout.state / "admin.token").read_text()
+    trusted = held.webhook.authority.client_context()
+    stranger = held.real.kubectl("create", "token", "default", "-n", namespace).strip()
+
+    def ask(authorization: str) -> tuple[int, str]:
+        url = f"https://127.0.0.1:{held.webhook.port}/decisions?namespace={namespace}&limit=5"
+        asked = urllib.request.Request(url, headers={"Authorization": authorization})
+        try:
+            with urllib.request.urlopen(asked, context=trusted) as answer:  # noqa: S310
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refused:
+            return refused.code, refused.read().decode()
+
+    assert ask("")[0] == ask("Bearer nonsense")[0] == 401
+    assert ask(f"Bearer {stranger}")[0] == 403
+    status, text = ask(f"Bearer {token}")
+    assert status == 200
+    decision, *_ = json.loads(text)["decisions"]
+    assert (decision["kind"], decision["operation"], decision["allowed"]) == ("Pod", "CREATE", False)
+    assert decision["reasons"][0]["numbers"]["short"] == 200
+
+
+def test_the_command_line_shows_what_the_cluster_shows(held: Held) -> None:
+    """One namespace, or all; and says so where there is none."""
+    namespace = held.namespace(QUOTA)
+    held.create(namespace, 60, "A100")
+    eventually(lambda: held.cores(namespace) == (100, 60, 0), "the usage")
+    options = [f"cluster.kubeconfig={held.real.kubeconfig}", "log.level=error"]
+    command = [sys.executable, "-m", "console.main", *flags(*options), "quota"]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+
+    shown = json.loads(run(namespace, "-o", "json").stdout)
+    assert shown[namespace]["quotas"][0]["types"]["A100"]["cores"] == {
+        "hard": 100,
+        "used": 60,
+        "reserved": 0,
+        "free": 40,
+    }
+    assert "Pod/p-" in run().stdout
+    assert "no node has such a card" in run("lint").stdout
+    nothing = run("kube-public")
+    assert (nothing.returncode, "no GPU quota in namespace kube-public" in nothing.stderr) == (1, True)
+
+
+def test_the_metrics_say_it_too(held: Held) -> None:
+    """Of quotas, by the leader; of charging, by the webhook."""
+    namespace = held.namespace(QUOTA)
+    held.create(namespace, 60, "A100")
+    series = f'{{namespace="{namespace}",quota="{namespace}/gpu-quota",resource="cores",type="A100"}}'
+    for name, value in (("hard", 100), ("used", 60), ("reserved", 0)):
+        wanted = f"quotient_quota_{name}{series} {value}.0"
+        eventually(lambda wanted=wanted: wanted in held.controller.ops("/metrics")[1], wanted)  # type: ignore[misc]
+    told = held.webhook.ops("/metrics")[1]
+    assert "quotient_ledger_batch_size_count" in told
+    assert "quotient_ledger_conflicts_total" in told
+    assert "quotient_controller_lag_seconds" in held.controller.ops("/metrics")[1]
 
 
 class Reluctant:

@@ -1,0 +1,285 @@
+"""`quotient quota`: how namespaces stand with their quotas; `quotient quota lint`: what is questionable about them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from console.admitting import read_text
+from console.offline import Quotas, judge, objects_of, quotas_in
+from console.printing import wide_console
+from settings.configuration import Configuration
+from settings.loading import Loaded
+from vcuda.advice import Stock, doubts
+from vcuda.charging import Holder
+from vcuda.document import DocumentError, parse_documents
+from vcuda.ledger import Key, Ledger
+from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
+from vcuda.quota import Mistake, Quota, QuotaError
+from webhook.service import rules_of
+from webhook.workloads import KINDS
+
+SHOW = "show"
+TEMPLATES = {"CronJob": ("jobTemplate", "spec", "template")}
+
+Status = dict[str, Any]
+Document = dict[str, Any]
+
+
+class QuotaGroup(click.Group):
+    """A group whose first word may be a namespace instead of a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take whatever is no command for what is to be shown."""
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args.insert(0, SHOW)
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=QuotaGroup, options_metavar="", subcommand_metavar="[NAMESPACE | lint] [OPTIONS]...")
+def quota() -> None:
+    """Show how namespaces stand with their GPU quotas: hard, used, reserved, free, and who holds most.
+
+    From the cluster, one namespace or all; or with -f from files of quotas, pods and workloads. `quotient quota lint`
+    says what is questionable about quotas.
+    """
+
+
+@quota.command(SHOW, hidden=True)
+@click.argument("namespace", required=False)
+@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Files of quotas, pods and workloads.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.pass_context
+def show(context: click.Context, namespace: str | None, files: tuple[str, ...], output: str) -> None:
+    """Show how namespaces stand with their GPU quotas.
+
+    Exit code: 0 shown, 1 there is no quota to show, 2 bad usage or no cluster.
+    """
+    loaded: Loaded = context.obj
+    found = from_files(files, loaded) if files else from_cluster(loaded.configuration, namespace)
+    found = {name: status for name, status in sorted(found.items()) if namespace in (None, name)}
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    elif found:
+        for name, status in found.items():
+            show_status(name, status)
+    else:
+        click.echo(f"no GPU quota in {f'namespace {namespace}' if namespace else 'any namespace'}", err=True)
+    context.exit(0 if found else 1)
+
+
+def from_cluster(configuration: Configuration, namespace: str | None) -> dict[str, Status]:
+    """Read what the controller shows in each namespace: whoever may read it there may see it here."""
+    from cluster.errors import ApiError  # noqa: PLC0415 - only what runs is loaded
+    from cluster.interface import Selector  # noqa: PLC0415
+    from cluster.objects import CONFIG_MAPS  # noqa: PLC0415
+
+    cluster = connected(configuration)
+    try:
+        listing = cluster.list(CONFIG_MAPS, namespace or "", Selector(labels=STATUS_LABEL))
+    except ApiError as refused:
+        hint = "" if namespace else "; name a namespace of yours: quotient quota NAMESPACE"
+        raise click.UsageError(f"{refused}{hint}") from None
+    return {
+        each.metadata.namespace: read_status(each.data.get(STATUS_KEY, ""))
+        for each in listing.items
+        if each.metadata.name == QUOTA_STATUS
+    }
+
+
+def connected(configuration: Configuration) -> Any:  # noqa: ANN401 - a cluster, loaded when it is needed
+    """Connect to the configured cluster."""
+    from cluster.api import connect  # noqa: PLC0415
+    from vcuda.decision import Unavailable  # noqa: PLC0415
+
+    try:
+        return connect(configuration.cluster.kubeconfig, configuration.cluster.context).bounded(15)
+    except Unavailable as away:
+        raise click.UsageError(str(away)) from None
+
+
+def read_status(text: str) -> Status:
+    """Read a status as the controller wrote it."""
+    try:
+        (found,) = parse_documents(text)
+    except (DocumentError, ValueError):
+        return {"notes": ["the status cannot be read"]}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def show_status(namespace: str, status: Status) -> None:
+    """Print how one namespace stands."""
+    console = wide_console()
+    mode = f" ({status['mode']})" if status.get("mode") == "audit" else ""
+    console.print(f"[bold]{escape(namespace)}[/bold]{mode}", highlight=False)
+    table = Table("quota", "type", "resource", "hard", "used", "reserved", "free", box=None, padding=(0, 2, 0, 2))
+    for each in status.get("quotas", []):
+        for line, dimensions in each["types"].items():
+            for dimension, numbers in dimensions.items():
+                row = (each["name"], line, dimension, *(str(numbers[key]) for key in NUMBERS))
+                full = numbers["free"] == 0
+                table.add_row(*map(escape, row), style="red" if full else None)
+    console.print(table)
+    for holder in status.get("holders", []):
+        told = f"{holder['name']}: {holder['cores']} cores, {holder['memoryMiB']} MiB of {holder['model']}"
+        console.print(f"    held by {escape(told)} in {holder['pods']} pods", highlight=False)
+    for each in status.get("waiting", []):
+        console.print(f"    [yellow]waiting[/yellow] {escape(each['name'])}: {escape(each['reason'])}", soft_wrap=True)
+    for note in status.get("notes", []):
+        console.print(f"    [yellow]note[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+NUMBERS = ("hard", "used", "reserved", "free")
+
+
+def documents_in(files: Iterable[str]) -> list[tuple[str, Document]]:
+    """Read all objects of some files."""
+    found: list[tuple[str, Document]] = []
+    for file in files:
+        try:
+            found += [(file, document) for document in objects_of(read_text(file))]
+        except DocumentError as wrong:
+            raise click.UsageError(f"{file}: {wrong}") from None
+    return found
+
+
+def from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, Status]:
+    """Charge the pods of files to the quotas in them, one after another."""
+    from controller.accounting import top  # noqa: PLC0415
+    from controller.status import status_of  # noqa: PLC0415
+
+    rules = rules_of(loaded.configuration)
+    documents = documents_in(files)
+    try:
+        quotas = Quotas(grouped(documents, rules.language.unit_mib))
+    except QuotaError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    owners: dict[str, dict[Key, str]] = {name: {} for name in quotas.namespaces}
+    refused: dict[str, dict[str, str]] = {name: {} for name in quotas.namespaces}
+    for _, document in documents:
+        for owner, pod in pods_of(document):
+            namespace = str(pod["metadata"].get("namespace") or "default")
+            if namespace not in owners:
+                continue
+            before = set(quotas.ledger(namespace).pods())
+            verdict = judge(pod, rules, quotas, namespace, "somebody")
+            owners[namespace] |= dict.fromkeys(quotas.ledger(namespace).pods() - before, owner)
+            if verdict.reasons:
+                refused[namespace][str(pod["metadata"].get("name", owner))] = str(verdict.reasons[0])
+    mode = loaded.configuration.mode
+    for name, held in owners.items():
+        quotas.ledger(name).set_holders(top(holders_of(quotas.ledger(name), held)))
+    return {name: status_of(quotas.ledger(name), mode, refused[name], ()) for name in owners}
+
+
+def holders_of(ledger: Ledger, owners: Mapping[Key, str]) -> list[Holder]:
+    """Say what each pod holds, for whom."""
+    found = []
+    for pod, owner in owners.items():
+        if (place := ledger.place(pod)) is not None:
+            charge = place[0]
+            found.append(Holder(owner, charge.model, cores=charge.cores, pods=1, memory_mib=charge.memory_mib))
+    return found
+
+
+def grouped(documents: Iterable[tuple[str, Document]], unit_mib: int) -> dict[str, list[Quota]]:
+    """Find the quotas among documents, by namespace."""
+    found: dict[str, list[Quota]] = {}
+    for file, document in documents:
+        if document.get("kind", "ConfigMap") == "ConfigMap":
+            for namespace, each in quotas_in(document, file, unit_mib):
+                found.setdefault(namespace or "default", []).append(each)
+    return found
+
+
+def pods_of(document: Document) -> Iterable[tuple[str, Document]]:
+    """Give the pods that a document stands for, with what people know them by."""
+    kind, metadata = str(document.get("kind", "")), dict(document.get("metadata") or {})
+    name = str(metadata.get("name") or metadata.get("generateName") or "")
+    if kind == "Pod":
+        yield f"Pod/{name}", document
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    if (group, kind) not in KINDS:
+        return
+    spec: Any = document.get("spec") or {}
+    for step in TEMPLATES.get(kind, ("template",)):
+        outer, spec = spec, (spec or {}).get(step) or {}
+    count = outer.get("replicas", outer.get("parallelism", 1))
+    for number in range(count if isinstance(count, int) else 1):
+        made = {**(spec.get("metadata") or {}), "name": f"{name}-{number}", "namespace": metadata.get("namespace")}
+        yield f"{kind}/{name}", {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": spec.get("spec") or {}}
+
+
+@quota.command()
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def lint(context: click.Context, files: tuple[str, ...], output: str) -> None:
+    """Say what is questionable about quotas: beyond what the cluster has, unknown models, contradictions.
+
+    FILE holds quotas, and Node objects to compare them with; without any, both are read from the cluster. Exit code:
+    0 nothing to say, or warnings only; 1 a quota cannot be read; 2 bad usage or no cluster.
+    """
+    loaded: Loaded = context.obj
+    documents = documents_in(files) if files else live(loaded.configuration)
+    errors: list[Mistake] = []
+    found: dict[str, list[Quota]] = {}
+    for file, document in documents:
+        if document.get("kind", "ConfigMap") != "ConfigMap":
+            continue
+        try:
+            for namespace, each in quotas_in(document, file, loaded.configuration.memory_unit_mib):
+                found.setdefault(namespace or "default", []).append(each)
+        except QuotaError as wrong:
+            errors += wrong.mistakes
+    nodes = [document for _, document in documents if document.get("kind") == "Node"]
+    warnings = doubts(found, stocks_of(nodes, loaded.configuration) if nodes or not files else None)
+    for mistake in errors:
+        tell({"level": "error", **msgspec.to_builtins(mistake)}, str(mistake), output)
+    for doubt in warnings:
+        tell({"level": "warning", **msgspec.to_builtins(doubt)}, f"warning: {doubt}", output)
+    if output == "text" and not errors and not warnings:
+        click.echo(f"{sum(map(len, found.values()))} quotas, nothing to say", err=True)
+    context.exit(1 if errors else 0)
+
+
+def tell(finding: Mapping[str, Any], text: str, output: str) -> None:
+    """Print one finding."""
+    click.echo(msgspec.json.encode(finding) if output == "json" else text)
+
+
+def live(configuration: Configuration) -> list[tuple[str, Document]]:
+    """Read all quotas and nodes of the cluster."""
+    from cluster.errors import ApiError  # noqa: PLC0415
+    from cluster.interface import Selector  # noqa: PLC0415
+    from cluster.objects import CONFIG_MAPS, NODES  # noqa: PLC0415
+    from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE  # noqa: PLC0415
+
+    cluster = connected(configuration)
+    selectors = [Selector(labels=f"{names.quota_label}=true") for names in rules_of(configuration).language.all_names]
+    try:
+        maps = [each for selector in selectors for each in cluster.list(CONFIG_MAPS, "", selector).items]
+        maps += cluster.list(CONFIG_MAPS, LEGACY_NAMESPACE, Selector(fields=f"metadata.name={LEGACY_NAME}")).items
+        nodes = cluster.list(NODES).items
+    except ApiError as refused:
+        raise click.UsageError(f"{refused}; lint files instead: quotient quota lint FILE...") from None
+    by_name = {(each.metadata.namespace, each.metadata.name): each for each in maps}
+    return [("cluster", {"kind": "ConfigMap", **msgspec.to_builtins(each)}) for each in by_name.values()] + [
+        ("cluster", {"kind": "Node", **msgspec.to_builtins(each)}) for each in nodes
+    ]
+
+
+def stocks_of(nodes: Iterable[Document], configuration: Configuration) -> list[Stock]:
+    """Count the cards of nodes, by model and memory."""
+    from cluster.objects import Node  # noqa: PLC0415
+    from controller.holdings import machine_of  # noqa: PLC0415
+
+    counts: dict[tuple[str, int], int] = {}
+    spoken = rules_of(configuration).language
+    for document in nodes:
+        for gpu in machine_of(msgspec.convert(document, Node), spoken).gpus:
+            counts[gpu.model, gpu.memory_mib] = counts.get((gpu.model, gpu.memory_mib), 0) + 1
+    return [Stock(model, cards, memory_mib) for (model, memory_mib), cards in sorted(counts.items())]

@@ -1,0 +1,165 @@
+"""What is questionable about quotas that can be read: beyond what the cluster has, or against one another."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from vcuda.amounts import CORES, MEMORY
+from vcuda.model import Model, matches, parse_model
+from vcuda.policy import joined
+from vcuda.quota import EVERY, Quota
+from vcuda.vocabulary import WHOLE
+
+
+class Stock(Struct, frozen=True):
+    """How many cards of a model the cluster has, and the memory of each."""
+
+    model: str
+    cards: int
+    memory_mib: int
+
+
+class Doubt(Struct, frozen=True):
+    """Something about a quota that is probably not meant: where, what, and what to do."""
+
+    quota: str
+    path: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.quota}: {self.path}: {self.message}; {self.remedy}"
+
+
+def doubts(by_namespace: Mapping[str, Sequence[Quota]], stocks: Sequence[Stock] | None) -> list[Doubt]:
+    """Find everything questionable; without stocks, what does not depend on the cluster."""
+    found: list[Doubt] = []
+    for quotas in by_namespace.values():
+        for quota in quotas:
+            found += within(quota)
+            found += beyond(quota, stocks) if stocks is not None else ()
+        found += between(quotas)
+    found += oversold(by_namespace, stocks) if stocks is not None else ()
+    return found
+
+
+def having(stocks: Iterable[Stock], line: str) -> list[Stock]:
+    """Give the stocks that a line is about."""
+    return [stock for stock in stocks if line == EVERY or matches(line, parse_model(stock.model))]
+
+
+def within(quota: Quota) -> Iterator[Doubt]:
+    """Find lines of one quota of which a part can never be reached, because another line is stricter."""
+    for line, limits in quota.types.items():
+        wider = [
+            other
+            for other in quota.types
+            if other != line and (other == EVERY or (line != EVERY and matches(other, parse_model(line))))
+        ]
+        for dimension, most in limits.items():
+            for other in wider:
+                least = quota.types[other].get(dimension)
+                if least is not None and least < most:
+                    yield Doubt(
+                        quota.name,
+                        f"types.{line}.{dimension}",
+                        f"{most} can never be reached: the line {other} allows {least} of everything it matches",
+                        f"lower it to {least}, or raise types.{other}.{dimension}",
+                    )
+
+
+def beyond(quota: Quota, stocks: Sequence[Stock]) -> Iterator[Doubt]:
+    """Find lines that no node can serve, or not in full."""
+    for line, limits in quota.types.items():
+        matching = having(stocks, line)
+        if not matching:
+            known = ", ".join(sorted({stock.model for stock in stocks})) or "none at all"
+            yield Doubt(
+                quota.name,
+                f"types.{line}",
+                "no node has such a card",
+                f"name a model that there is ({known}), or add the nodes",
+            )
+            continue
+        there = {
+            CORES: sum(stock.cards for stock in matching) * WHOLE,
+            MEMORY: sum(stock.cards * stock.memory_mib for stock in matching),
+        }
+        for dimension, most in limits.items():
+            if dimension in there and most > there[dimension]:
+                yield Doubt(
+                    quota.name,
+                    f"types.{line}.{dimension}",
+                    f"{most} is more than the cluster has: {there[dimension]}",
+                    "lower it, or add nodes",
+                )
+        yield from starved(quota, line, matching)
+
+
+def starved(quota: Quota, line: str, matching: Sequence[Stock]) -> Iterator[Doubt]:
+    """Find lines whose memory does not go with their cores."""
+    limits, smallest = quota.types[line], min(stock.memory_mib for stock in matching)
+    if CORES in limits and MEMORY in limits and limits[CORES] >= WHOLE and 0 < limits[MEMORY] < smallest:
+        yield Doubt(
+            quota.name,
+            f"types.{line}.{MEMORY}",
+            f"{limits[MEMORY]} MiB is less than one whole card has ({smallest} MiB), though {limits[CORES]} cores are "
+            "allowed: no pod with a whole card fits",
+            "raise it, or allow less than 100 cores if only parts of cards are meant",
+        )
+
+
+def between(quotas: Sequence[Quota]) -> Iterator[Doubt]:
+    """Find what several quotas of one namespace make impossible together: all of them apply."""
+    for quota in quotas:
+        for line in quota.types:
+            if line == EVERY:
+                continue
+            model: Model = parse_model(line)
+            for other in quotas:
+                if other is not quota and not other.grants(model) and not narrower(other, line):
+                    yield Doubt(
+                        quota.name,
+                        f"types.{line}",
+                        f"nothing of it can be used: {other.name} does not name it, and denies what it does not name",
+                        f"name it in {other.name} too, or write unlisted: allow there",
+                    )
+    if len(quotas) > 1 and joined([quota.policy for quota in quotas]).pools == ():
+        yield Doubt(
+            quotas[0].name,
+            "pools",
+            "the namespace's quotas have no node pool in common, so there is no node for its pods",
+            "let all of them name a common pool",
+        )
+    modes = {quota.policy.mode for quota in quotas if quota.policy.mode is not None}
+    if len(modes) > 1:
+        yield Doubt(
+            quotas[0].name,
+            "mode",
+            "one quota of the namespace says audit and another enforce; enforce holds for all",
+            "say the same in all of them",
+        )
+
+
+def narrower(quota: Quota, line: str) -> bool:
+    """Tell whether a quota names products of a family: then part of it can be used."""
+    return any(other != EVERY and matches(line, parse_model(other)) for other in quota.types)
+
+
+def oversold(by_namespace: Mapping[str, Sequence[Quota]], stocks: Sequence[Stock]) -> Iterator[Doubt]:
+    """Find models of which all namespaces together may use more than there is."""
+    promised: dict[str, dict[str, int]] = {}
+    for namespace, quotas in by_namespace.items():
+        for line in {line for quota in quotas for line in quota.types if CORES in quota.types[line]}:
+            # Of several quotas of one namespace the strictest counts.
+            most = min(quota.types[line][CORES] for quota in quotas if CORES in quota.types.get(line, {}))
+            promised.setdefault(line, {})[namespace] = most
+    for line, each in sorted(promised.items()):
+        there = sum(stock.cards for stock in having(stocks, line)) * WHOLE
+        if there and len(each) > 1 and sum(each.values()) > there:
+            yield Doubt(
+                "all namespaces",
+                f"types.{line}.{CORES}",
+                f"{sum(each.values())} are promised to {len(each)} namespaces, and the cluster has {there}",
+                "meant if not all need theirs at once; otherwise lower some, or add nodes",
+            )
