@@ -34,6 +34,7 @@ test-long: $(READY) cluster-parts fuzz ## The full-size runs; results go to test
 
 bench: $(READY) cluster-parts ## Measure what the README claims, beside its yardsticks; results go to bench/results/
 	@$(BIN)/python -m bench.webhook
+	@$(BIN)/python -m bench.quota
 
 fuzz: $(READY) ## Fuzz what reads input with atheris, a minute for each target
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install --quiet --require-hashes -r requirements-fuzz.lock

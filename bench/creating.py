@@ -1,4 +1,4 @@
-"""Clients that create pods as fast as they are answered: `python -m bench.creating KUBECONFIG NAMESPACE COUNT`.
+"""Clients that create pods as fast as they are answered: `python -m bench.creating KUBECONFIG NAMESPACES COUNT`.
 
 Plain HTTP/1.1 over TLS with requests written beforehand, so that the clients cost little of the machine they share
 with what is measured. Prints one line of JSON.
@@ -35,18 +35,19 @@ def pod(domain: str, scheduler: str) -> dict[str, Any]:
 class Clients:
     """Several connections to an API server."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, body: bytes) -> None:
+    def __init__(self, kubeconfig: Path, namespaces: list[str], body: bytes) -> None:
         config = json.loads(kubeconfig.read_text())
         cluster = config["clusters"][0]["cluster"]
         where = urlsplit(cluster["server"])
         self._host, self._port = str(where.hostname), int(where.port or 443)
         self._context = ssl.create_default_context(cafile=cluster["certificate-authority"])
         token = config["users"][0]["user"]["token"]
-        head = (
+        heads = [
             f"POST /api/v1/namespaces/{namespace}/pods HTTP/1.1\r\nHost: {self._host}\r\n"
             f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self._request = head.encode() + body
+            for namespace in namespaces
+        ]
+        self._requests = [head.encode() + body for head in heads]
         self.answers: Counter[int] = Counter()
         self.told: Counter[str] = Counter()
         self.latencies: list[float] = []
@@ -66,7 +67,7 @@ class Clients:
         while self._left > 0:
             self._left -= 1
             began = time.perf_counter()
-            writer.write(self._request)
+            writer.write(self._requests[self._left % len(self._requests)])
             head = (await reader.readuntil(END)).lower()
             if b"transfer-encoding: chunked" in head:
                 body = await chunked(reader)
@@ -94,14 +95,14 @@ def main() -> None:
     """Create pods, and print how fast that was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kubeconfig", type=Path)
-    parser.add_argument("namespace")
+    parser.add_argument("namespaces", help="separated by commas; pods are spread over them")
     parser.add_argument("count", type=int)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--domain", default="inspur.com")
     parser.add_argument("--scheduler", default="quotient-scheduler")
     options = parser.parse_args()
     body = json.dumps(pod(options.domain, options.scheduler)).encode()
-    clients = Clients(options.kubeconfig, options.namespace, body)
+    clients = Clients(options.kubeconfig, options.namespaces.split(","), body)
     try:
         import uvloop  # noqa: PLC0415
 

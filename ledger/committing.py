@@ -203,7 +203,10 @@ class Cashier:
                 waiter.done(Verdict(reasons=(not_open(State.WANTED),)))
         waiters = [waiter for waiter in waiters if waiter.until > last]
         with self._lock:
-            self._waiting[namespace] = waiters + self._waiting.get(namespace, [])
+            if not self._stopping:
+                self._waiting[namespace] = waiters + self._waiting.get(namespace, [])
+                waiters = []
+        tell(waiters, Unavailable("this process is ending"))
         self._turns.want(namespace, self._clock() + LOOK_AGAIN_S)
 
     def _remember(self, namespace: str, page: Page) -> None:

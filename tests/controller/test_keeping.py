@@ -1,0 +1,257 @@
+"""The controller on an in-memory cluster: what it makes of pods, quotas, nodes and namespaces."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.errors import NotFound
+from cluster.memory import MemoryCluster
+from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS
+from controller.service import Service
+from settings.configuration import Configuration, Controller
+from tests.waiting import eventually
+from vcuda.amounts import CORES, MEMORY
+from vcuda.catalogue import decode_cards
+from vcuda.document import parse_documents
+from vcuda.ledger import Ledger, State, decode
+from vcuda.names import (
+    CATALOGUE,
+    CATALOGUE_KEY,
+    KNOWN_LEDGERS,
+    LEDGER_KEY,
+    LEDGER_PREFIX,
+    QUOTA_STATUS,
+    STATUS_KEY,
+    Names,
+)
+
+TEAM, SYSTEM = "team", "quotient-system"
+NAMES = Names()
+CONFIGURATION = Configuration(controller=Controller(address="127.0.0.1", ops_port=0))
+
+Obj = dict[str, Any]
+
+
+class World:
+    """A cluster, and a controller in it."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        for name in (TEAM, SYSTEM):
+            self.cluster.create(NAMESPACES, {"metadata": {"name": name}})
+        self.service: Service | None = None
+
+    def start(self, configuration: Configuration = CONFIGURATION) -> None:
+        self.service = Service(configuration, self.cluster).start()
+
+    def stop(self) -> None:
+        if self.service is not None:
+            self.service.stop()
+            self.service = None
+
+    def quota(self, text: str, name: str = "q", label: str = NAMES.quota_label, namespace: str = TEAM) -> None:
+        metadata = {"name": name, "namespace": namespace, "labels": {label: "true"}}
+        try:
+            self.cluster.patch(CONFIG_MAPS, name, namespace, {"data": {"quota.yaml": text}})
+        except NotFound:
+            self.cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": text}})
+
+    def pod(self, name: str, core: int = 100, memory: int = 1, models: str = "", **spec: Any) -> str:
+        limits = {NAMES.core: str(core), NAMES.memory: str(memory)}
+        container = {"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}}
+        notes = {NAMES.use_models: models} if models else {}
+        made = {
+            "metadata": {"name": name, "namespace": TEAM, "annotations": notes},
+            "spec": {"containers": [container], **spec},
+        }
+        return self.cluster.create(PODS, made).metadata.uid
+
+    def node(self, name: str, *gpus: tuple[str, int], **labels: str) -> None:
+        cards = [
+            {"uuid": f"GPU-{name}-{index}", "index": index, "model": model, "memoryMiB": mib, "healthy": True}
+            for index, (model, mib) in enumerate(gpus)
+        ]
+        notes = {NAMES.inventory: json.dumps({"v": 1, "gpus": cards})} if cards else {}
+        marks = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
+        self.cluster.create(NODES, {"metadata": {"name": name, "annotations": notes, "labels": marks}})
+
+    def ledger(self, namespace: str = TEAM) -> Ledger:
+        found = self.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM)
+        return decode(found.data[LEDGER_KEY])
+
+    def taken(self, line: str, dimension: str = CORES, quota: str = "team/q") -> int:
+        try:
+            return self.ledger().standing.taken[quota, line, dimension]
+        except NotFound:
+            return -1
+
+    def status(self) -> Obj:
+        try:
+            found = self.cluster.get(CONFIG_MAPS, QUOTA_STATUS, TEAM)
+        except NotFound:
+            return {}
+        return dict(parse_documents(found.data[STATUS_KEY])[0])
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.stop()
+
+
+def test_what_runs_before_quotient_is_taken_over(world: World) -> None:
+    """By the model of the node it is on: its inventory, its label, an ancestor's; or by the first it may run on."""
+    world.quota("types: {A100: {cores: 100}, T4: {cores: 100}, V100: {cores: 100}}")
+    world.node("a", ("NVIDIA A100-SXM4-40GB", 40960))
+    world.node("b", nvidia_com__gpu_product="x")
+    world.cluster.patch(NODES, "b", "", {"metadata": {"labels": {"nvidia.com/gpu.product": "Tesla-T4"}}})
+    world.pod("on-a", nodeName="a")
+    world.pod("on-b", nodeName="b")
+    world.pod("somewhere", nodeName="unknown", models="V100")
+    world.start()
+    for line in ("A100", "T4", "V100"):
+        eventually(lambda line=line: world.taken(line) == 100, line)  # type: ignore[misc]
+
+
+def test_a_whole_card_is_charged_all_the_memory_it_has(world: World) -> None:
+    """The largest there may be before it is on a node, its own afterwards."""
+    world.quota("types: {A100: {cores: 400, memory: 400Gi}}")
+    world.node("small", ("A100-PCIE-40GB", 40960))
+    world.node("large", ("A100-PCIE-80GB", 81920))
+    world.start()
+    eventually(world.status, "the quota")
+    uid = world.pod("p", models="A100")
+    eventually(lambda: world.taken("A100", MEMORY) == 81920, "the largest")
+    placement = {"v": 1, "containers": {"c": [{"uuid": "GPU-small-0", "cores": 100, "memoryMiB": 40960}]}}
+    world.cluster.bind("p", TEAM, "small", uid=uid, annotations={NAMES.placement: json.dumps(placement)})
+    eventually(lambda: world.taken("A100", MEMORY) == 40960, "its own")
+
+
+def test_cards_are_written_down_for_who_charges(world: World) -> None:
+    """Models, memory and pools; and again when nodes change."""
+    world.node("a", ("Tesla T4", 15360), ("Tesla T4", 15360), inspur_com__gpu_pool="x")
+    world.cluster.patch(NODES, "a", "", {"metadata": {"labels": {NAMES.pool_label: "training"}}})
+    world.start()
+
+    def cards() -> list[tuple[str, int, str]]:
+        try:
+            found = world.cluster.get(CONFIG_MAPS, CATALOGUE, SYSTEM)
+        except NotFound:
+            return []
+        return [(card.model, card.memory_mib, card.pool) for card in decode_cards(found.data[CATALOGUE_KEY])]
+
+    eventually(lambda: cards() == [("Tesla T4", 15360, "training")], "the catalogue")
+    world.cluster.delete(NODES, "a")
+    eventually(lambda: cards() == [], "the node to go")
+
+
+def test_quotas_under_every_domains_label_apply_and_count_once(world: World) -> None:
+    """One that carries several labels is still one."""
+    world.quota("types: {A100: {cores: 10}}", "ours")
+    world.quota("types: {A100: {cores: 20}}", "theirs", "tencent.com/gpu-quota")
+    world.cluster.patch(CONFIG_MAPS, "ours", TEAM, {"metadata": {"labels": {"nvidia.com/gpu-quota": "true"}}})
+    world.start()
+    eventually(lambda: [each["name"] for each in world.status().get("quotas", [])] == ["team/ours", "team/theirs"])
+
+
+def test_the_last_good_quota_stays_in_force_over_a_restart(world: World) -> None:
+    """It stands in the ledger; and the status says what is wrong."""
+    world.quota("types: {A100: {cores: 10}}")
+    world.start()
+    eventually(world.status, "the quota")
+    world.stop()
+    world.quota("types: {A100: {core: 99}}")
+    world.start()
+    eventually(lambda: "core" in str(world.status()["notes"]), "the note")
+    assert world.ledger().quotas[0].types == {"A100": {"cores": 10}}
+    world.quota("types: {A100: {cores: 20}}")
+    eventually(lambda: world.ledger().quotas[0].types == {"A100": {"cores": 20}}, "the good one")
+
+
+def test_a_quota_that_goes_sets_the_namespace_free(world: World) -> None:
+    """And takes its status with it; the charges stay, for the next one."""
+    world.quota("types: {A100: {cores: 10}}")
+    world.pod("p", nodeName="n", models="A100")
+    world.start()
+    eventually(lambda: world.taken("A100") == 100, "the usage")
+    world.cluster.delete(CONFIG_MAPS, "q", TEAM)
+    eventually(lambda: not world.status() and not world.ledger().quotas, "the quota to go")
+    assert len(world.ledger()) == 1
+
+
+def test_namespaces_without_a_quota_have_the_default_one(world: World) -> None:
+    """If one is configured; until they have their own."""
+    world.pod("p", nodeName="n", models="A100")
+    world.start(Configuration(controller=CONFIGURATION.controller, default_quota="types: {A100: {cores: 150}}"))
+    eventually(lambda: world.taken("A100", quota="configuration/defaultQuota") == 100, "the default")
+    world.quota("types: {A100: {cores: 10}}")
+    eventually(lambda: world.taken("A100") == 100, "its own")
+
+
+def test_a_ledger_that_somebody_spoilt_is_made_anew(world: World) -> None:
+    """Closed first, as one that was lost."""
+    world.quota("types: {A100: {cores: 100}}")
+    world.pod("p", nodeName="n", models="A100")
+    world.start()
+    eventually(lambda: world.taken("A100") == 100, "the usage")
+    world.cluster.patch(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM, {"data": {LEDGER_KEY: "spoilt"}})
+
+    def is_closed() -> bool:
+        try:
+            return world.ledger().state is State.CLOSED
+        except (ValueError, NotFound):
+            return False
+
+    eventually(is_closed, "a new ledger")
+    assert world.taken("A100") == 100
+
+
+def test_a_tampered_ledger_is_put_right(world: World) -> None:
+    """Charges of nobody go, and those that are missing come back."""
+    world.quota("types: {A100: {cores: 1000}}")
+    world.pod("p", nodeName="n", models="A100")
+    world.start()
+    eventually(lambda: world.taken("A100") == 100, "the usage")
+    found = world.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
+    (key,) = world.ledger().pods()
+    forged = found.data[LEDGER_KEY].replace(key, "A" * 22)
+    world.cluster.patch(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM, {"data": {LEDGER_KEY: forged}})
+    eventually(lambda: set(world.ledger().pods()) == {key}, "the truth")
+
+
+def test_pods_in_quotients_own_namespace_and_static_ones_are_not_charged(world: World) -> None:
+    """Nobody admits them."""
+    world.quota("types: {A100: {cores: 1000}}")
+    made = world.pod("static", nodeName="n", models="A100")
+    world.cluster.patch(PODS, "static", TEAM, {"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}})
+    world.start()
+    eventually(world.status, "the quota")
+    world.pod("p", nodeName="n", models="A100")
+    eventually(lambda: world.taken("A100") == 100, "the other one")
+    assert made
+
+
+def test_a_namespace_that_is_gone_leaves_nothing(world: World) -> None:
+    """Neither a ledger nor a memory of it."""
+    world.quota("types: {A100: {cores: 1000}}")
+    world.start()
+    eventually(world.status, "the quota")
+    world.cluster.delete(NAMESPACES, TEAM)
+    eventually(lambda: world.taken("A100") == -1, "the ledger to go")
+    eventually(
+        lambda: TEAM not in str(world.cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM).data), "it to be forgotten"
+    )
+
+
+def test_a_forged_status_is_written_anew(world: World) -> None:
+    """Soon."""
+    world.quota("types: {A100: {cores: 10}}")
+    world.start()
+    eventually(world.status, "the quota")
+    world.cluster.patch(CONFIG_MAPS, QUOTA_STATUS, TEAM, {"data": {STATUS_KEY: "v: 2"}})
+    eventually(lambda: world.status().get("v") == 1, "the truth")
+    world.cluster.delete(CONFIG_MAPS, QUOTA_STATUS, TEAM)
+    eventually(lambda: world.status().get("v") == 1, "the truth again")
