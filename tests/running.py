@@ -1,5 +1,6 @@
 """A component of Quotient as a process of its own, as it runs in a cluster."""
 
+import http.client
 import os
 import signal
 import socket
@@ -62,7 +63,7 @@ class Running:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode()
-        except OSError as away:
+        except (OSError, http.client.HTTPException) as away:  # it may die while it answers
             return 0, str(away)
 
     def memory_mib(self) -> float:

@@ -1,0 +1,115 @@
+"""`quotient quota` from files, and `quotient quota lint`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from console.main import main
+from tests.webhook.pods import NAMES, gpu, pod, workload
+
+
+def config_map(text: str, name: str = "q", namespace: str = "team") -> str:
+    metadata = {"name": name, "namespace": namespace, "labels": {NAMES.quota_label: "true"}}
+    return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": text}})
+
+
+def node(*models: tuple[str, int]) -> str:
+    gpus = [
+        {"uuid": f"GPU-{index}", "index": index, "model": model, "memoryMiB": mib, "healthy": True}
+        for index, (model, mib) in enumerate(models)
+    ]
+    notes = {NAMES.inventory: json.dumps({"v": 1, "gpus": gpus})}
+    return json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "annotations": notes}})
+
+
+def run(tmp_path: Path, *arguments: str, documents: tuple[str, ...]) -> Result:
+    file = tmp_path / "all.yaml"
+    file.write_text("\n---\n".join(documents))
+    return CliRunner().invoke(main, ["quota", *[str(file) if each == "FILE" else each for each in arguments]])
+
+
+def deployment(replicas: int) -> str:
+    made = workload(pod(gpu(), annotations={NAMES.use_models: "A100"}), replicas=replicas)
+    made["metadata"] = {"name": "web", "namespace": "team"}
+    return json.dumps(made)
+
+
+def test_pods_of_files_are_charged_to_the_quotas_in_them(tmp_path: Path) -> None:
+    """Workloads by their replicas; what does not fit is named."""
+    documents = (config_map("types: {A100: {cores: 120}}"), deployment(3))
+    done = run(tmp_path, "team", "-f", "FILE", "-o", "json", documents=documents)
+    assert done.exit_code == 0, done.output
+    status = json.loads(done.output)["team"]
+    assert status["quotas"][0]["types"]["A100"]["cores"] == {"hard": 120, "used": 100, "reserved": 0, "free": 20}
+    assert status["holders"][0]["name"] == "Deployment/web"
+    assert "short by 30" in status["waiting"][0]["reason"]
+    shown = run(tmp_path, "-f", "FILE", documents=documents).output
+    for part in ("team/q", "A100", "120", "held by Deployment/web: 100 cores", "waiting web-2"):
+        assert part in shown
+
+
+def test_nothing_to_show_is_said(tmp_path: Path) -> None:
+    """And is no success."""
+    done = run(tmp_path, "elsewhere", "-f", "FILE", documents=(config_map("types: {}"),))
+    assert done.exit_code == 1
+    assert "no GPU quota in namespace elsewhere" in done.output
+
+
+@pytest.mark.parametrize("text", ["types: {A100: {core: 1}}", "types: [", "types: {A100: 4}"])
+def test_a_quota_that_cannot_be_read_is_an_error(tmp_path: Path, text: str) -> None:
+    """Bad usage where it is to be shown, a finding where it is linted."""
+    documents = (config_map(text), config_map("types: {T4: {cores: 1}}", "good"))
+    assert run(tmp_path, "-f", "FILE", documents=documents).exit_code == 2
+    done = run(tmp_path, "lint", "FILE", documents=documents)
+    assert done.exit_code == 1
+    assert "team/q" in done.output
+
+
+LINTED = {
+    "more than there is": (("types: {A100: {cores: 300}}",), "300 is more than the cluster has: 200"),
+    "no such model": (("types: {H100: {cores: 100}}",), "no node has such a card"),
+    "a product beyond its family": (
+        ("types: {A100: {cores: 50}, A100-SXM4-40GB: {cores: 100}}",),
+        "100 can never be reached: the line A100 allows 50",
+    ),
+    "a line beyond all types": (('types: {A100: {cores: 100}, "*": {cores: 50}}',), "the line * allows 50"),
+    "memory for no card": (("types: {A100: {cores: 100, memory: 1Gi}}",), "no pod with a whole card fits"),
+    "quotas that exclude each other": (
+        ("types: {A100: {cores: 100}}", "types: {T4: {cores: 100}}"),
+        "nothing of it can be used",
+    ),
+    "pools that exclude each other": (("pools: [a]", "pools: [b]"), "no node pool in common"),
+    "modes that differ": (("mode: audit", "mode: enforce"), "enforce holds for all"),
+}
+
+
+@pytest.mark.parametrize(("quotas", "told"), LINTED.values(), ids=LINTED.keys())
+def test_what_is_questionable_is_told(tmp_path: Path, quotas: tuple[str, ...], told: str) -> None:
+    """As a warning, with what to do."""
+    maps = tuple(config_map(text, f"q{index}") for index, text in enumerate(quotas))
+    nodes = node(("NVIDIA A100-SXM4-40GB", 40960), ("NVIDIA A100-SXM4-40GB", 40960), ("Tesla T4", 15360))
+    done = run(tmp_path, "lint", "FILE", documents=(*maps, nodes))
+    assert done.exit_code == 0
+    assert told in done.output
+    rows = [
+        json.loads(line)
+        for line in run(tmp_path, "lint", "FILE", "-o", "json", documents=(*maps, nodes)).output.splitlines()
+    ]
+    assert {row["level"] for row in rows} == {"warning"}
+
+
+def test_promises_to_several_namespaces_are_added_up(tmp_path: Path) -> None:
+    """Which may be meant."""
+    maps = tuple(config_map("types: {T4: {cores: 100}}", namespace=name) for name in ("a", "b"))
+    done = run(tmp_path, "lint", "FILE", documents=(*maps, node(("Tesla T4", 15360))))
+    assert "200 are promised to 2 namespaces, and the cluster has 100" in done.output
+
+
+def test_sound_quotas_are_left_alone(tmp_path: Path) -> None:
+    """Not a word on standard output."""
+    documents = (config_map('types: {A100: {cores: 100, memory: 40Gi}, "*": {cores: 200, pods: 3}}'),)
+    done = run(tmp_path, "lint", "FILE", documents=(*documents, node(("A100-SXM4-40GB", 40960), ("T4", 15360))))
+    assert done.exit_code == 0
+    assert "warning" not in done.output
