@@ -1,6 +1,5 @@
 """`quotient local`: Quotient on this machine, without a cluster and without GPUs."""
 
-import json
 import signal
 import threading
 import time
@@ -16,32 +15,32 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.admission import Hook, Review
 from cluster.errors import AlreadyExists, ApiError
 from cluster.informer import Informer
 from cluster.memory import MemoryCluster
-from cluster.objects import NAMESPACES, NODES, PODS, Node, Pod
+from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, Node, Pod
+from console.governing import Governed
 from console.printing import wide_console
+from console.quotas import show_status
 from console.simulated import MACHINES, node
 from settings.configuration import Configuration
 from settings.loading import Loaded
+from settings.logs import configure_logs
+from vcuda.decision import Unavailable
 from vcuda.document import DocumentError, parse_documents
 from vcuda.inventory import decode_inventory
 from vcuda.names import Names
 from vcuda.pod import PodSpec
 from vcuda.request import Reading, read_pod
 from vcuda.vocabulary import Share
-from webhook.admission import Admission, answer
-from webhook.policies import FixedPolicies
-from webhook.review import decode_review
 from webhook.service import rules_of
 
 SYNC_S = 10.0
 LOOK_EVERY_S = 1.0
 CATCH_UP_S = 0.01
 NOT_YET = (
-    "Pods are admitted here by the webhook's own code, not yet charged or placed: "
-    "quotas, the scheduler and the node plugin are still to come."
+    "Pods are admitted and charged here by Quotient's own code, not yet placed: "
+    "the scheduler and the node plugin are still to come."
 )
 DENIED = " denied the request: "
 
@@ -57,6 +56,9 @@ def local(loaded: Loaded, files: tuple[Path, ...], *, once: bool) -> None:
 
     FILES are manifests of pods; they are read again whenever they change. Without any, some samples are shown.
     """
+    if "log.level" not in loaded.sources:
+        # What happens is shown; what the components say to their operators would only be in between.
+        configure_logs("error", loaded.configuration.log.format)
     run = LocalRun(loaded.configuration, wide_console())
     try:
         run.start(files)
@@ -72,13 +74,10 @@ class LocalRun:
     def __init__(self, configuration: Configuration, console: Console) -> None:
         rules = rules_of(configuration)
         self._names, self._unit_mib, self._language = rules.names, rules.language.unit_mib, rules.language
-        self._admission = Admission(rules, FixedPolicies())
         self._console = console
         self._cluster = MemoryCluster()
-        self._cluster.hooks += [
-            Hook("mutate.quotient.dev", self._mutate, mutating=True, operations=("CREATE", "UPDATE")),
-            Hook("validate.quotient.dev", self._validate, operations=("CREATE", "UPDATE")),
-        ]
+        self._governed = Governed(self._cluster, configuration)
+        self._quotas: list[tuple[str, str]] = []
         # How each container was written, before it was rewritten.
         self._written: dict[str, dict[str, str]] = {}
         self._nodes: Informer[Node] = Informer(self._cluster, NODES)
@@ -89,6 +88,7 @@ class LocalRun:
         """Fill the cluster and show it."""
         for machine in MACHINES:
             self._cluster.create(NODES, node(machine, self._names, self._unit_mib))
+        self._governed.start()
         self._apply(files)
         for informer in (self._nodes, self._pods):
             informer.start()
@@ -109,27 +109,21 @@ class LocalRun:
                 self._show()
 
     def stop(self) -> None:
-        """End the informers."""
+        """End the informers, and Quotient."""
+        self._governed.stop()
         for informer in (self._nodes, self._pods):
             informer.stop()
 
-    def _mutate(self, asked: Review) -> Review:
-        request = decode_review(json.dumps(asked).encode())
-        answered: Review = json.loads(answer(request, self._admission.mutate(request)))
-        return answered
-
-    def _validate(self, asked: Review) -> Review:
-        request = decode_review(json.dumps(asked).encode())
-        answered: Review = json.loads(answer(request, self._admission.validate(request)))
-        return answered
-
     def _apply(self, files: tuple[Path, ...]) -> None:
-        """Make the cluster's pods those of the files."""
+        """Make the cluster's quotas and pods those of the files."""
+        while self._quotas:
+            self._cluster.delete(CONFIG_MAPS, *self._quotas.pop())
         for pod in self._cluster.list(PODS).items:
             address = pod.metadata.name, pod.metadata.namespace
             if pod.metadata.finalizers:
                 self._cluster.patch(PODS, *address, {"metadata": {"finalizers": None}})
             self._cluster.delete(PODS, *address, grace_s=0)
+        self._governed.calm_down()
         if not files:
             self._apply_text("samples", self._samples())
         for file in files:
@@ -144,7 +138,8 @@ class LocalRun:
         except DocumentError as wrong:
             self._complain(f"{source}: {wrong}")
             return
-        for document in documents:
+        # Quotas first: they are to hold the pods beside them.
+        for document in sorted(documents, key=lambda each: not is_config_map(each)):
             self._create(source, document)
 
     def _complain(self, message: str) -> None:
@@ -156,9 +151,12 @@ class LocalRun:
         return text.replace(Names().domain, self._names.domain)
 
     def _create(self, source: str, document: Any) -> None:  # noqa: ANN401 - whatever the file holds
+        if is_config_map(document):
+            self._create_quota(source, document)
+            return
         if not isinstance(document, dict) or document.get("kind") != "Pod":
             kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
-            self._complain(f"{source}: {kind} is passed over: only pods run here so far")
+            self._complain(f"{source}: {kind} is passed over: only pods run here so far, and quotas")
             return
         metadata = document.get("metadata")
         try:
@@ -168,8 +166,20 @@ class LocalRun:
                 self._make_namespace(metadata["namespace"])
             made = self._cluster.create(PODS, document)
             self._remember(title(made), document)
-        except ApiError as wrong:
+        except (ApiError, Unavailable) as wrong:
             self._tell(source, document, str(wrong))
+
+    def _create_quota(self, source: str, document: dict[str, Any]) -> None:
+        """Write a quota, and wait until it is in force."""
+        try:
+            metadata = {"namespace": "default", **document["metadata"]}
+            self._make_namespace(metadata["namespace"])
+            made = self._cluster.create(CONFIG_MAPS, document | {"metadata": metadata})
+        except (ApiError, KeyError, TypeError) as wrong:
+            self._complain(f"{source}: {wrong}")
+            return
+        self._quotas.append((made.metadata.name, made.metadata.namespace))
+        self._governed.calm_down()
 
     def _remember(self, pod: str, document: dict[str, Any]) -> None:
         """Note in which vocabulary each container of a pod was written."""
@@ -200,6 +210,9 @@ class LocalRun:
         readings = {title(pod): read_pod(pod.spec, pod.metadata.annotations, self._language) for pod in pods}
         self._console.print(self._node_table())
         self._console.print(self._pod_table(readings))
+        self._governed.calm_down()
+        for namespace, status in sorted(self._governed.status(self._cluster).items()):
+            show_status(namespace, status, "Quota of namespace ")
         self._console.print(f"[dim]{NOT_YET}[/dim]")
 
     def _catch_up(self) -> None:
@@ -242,6 +255,11 @@ class LocalRun:
             least = f", at least {share.memory_units * self._unit_mib} MiB" if share.memory_units > share.cards else ""
             return f"all of {share.cards} card{'s' if share.cards > 1 else ''}{least}"
         return "follows the cores" if share.follows else f"{share.memory_units * self._unit_mib} MiB"
+
+
+def is_config_map(document: Any) -> bool:  # noqa: ANN401 - whatever the file holds
+    """Tell a quota from a pod."""
+    return isinstance(document, dict) and document.get("kind") == "ConfigMap"
 
 
 def title(pod: Pod) -> str:

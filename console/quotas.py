@@ -110,11 +110,11 @@ def read_status(text: str) -> Status:
     return dict(found) if isinstance(found, dict) else {}
 
 
-def show_status(namespace: str, status: Status) -> None:
+def show_status(namespace: str, status: Status, heading: str = "") -> None:
     """Print how one namespace stands."""
     console = wide_console()
     mode = f" ({status['mode']})" if status.get("mode") == "audit" else ""
-    console.print(f"[bold]{escape(namespace)}[/bold]{mode}", highlight=False)
+    console.print(f"{heading}[bold]{escape(namespace)}[/bold]{mode}", highlight=False)
     table = Table("quota", "type", "resource", "hard", "used", "reserved", "free", box=None, padding=(0, 2, 0, 2))
     for each in status.get("quotas", []):
         for line, dimensions in each["types"].items():

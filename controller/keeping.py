@@ -243,11 +243,11 @@ class Keeper:
 
     def _look_at(self, namespace: str) -> None:
         """Bring one namespace's ledger and status up to date."""
-        if namespace == self._system_namespace:
-            return
         with self._lock:
             seen = self._of(namespace)
             seen.last, seen.changed = self._clock(), None
+        if namespace == self._system_namespace:
+            return
         for _ in range(TRIES):
             try:
                 page, report = self._keep(namespace, seen)
