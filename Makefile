@@ -31,6 +31,8 @@ test-long: $(READY) cluster-parts fuzz ## The full-size runs; results go to test
 	$(PYTEST) -m long --results tests/results/long.json
 	@echo "== tests: the laws of the language, 5,000 examples each"
 	$(PYTEST) tests/vcuda --hypothesis-profile=long --results tests/results/laws.json
+	@echo "== tests: interleavings of the ledger, 5,000 of them"
+	$(PYTEST) tests/controller/test_interleavings.py --hypothesis-profile=long --timeout 3600 --results tests/results/interleavings.json
 
 bench: $(READY) cluster-parts ## Measure what the README claims, beside its yardsticks; results go to bench/results/
 	@$(BIN)/python -m bench.webhook

@@ -5,7 +5,7 @@ yet: a pod that was seen to end, or that was in no list made after the ledger wa
 old, or that wakes up after a long pause, may free too late, and never too early.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 
@@ -17,7 +17,6 @@ from vcuda.charging import Charge, Holder, candidates, charge_on
 from vcuda.decision import Reason
 from vcuda.ledger import MAX_HOLDERS, Claim, Key, Ledger, State, reserve
 from vcuda.policy import Mode
-from vcuda.quota import Quota
 
 # A create can take effect up to 34 s after its charge.
 RESERVATION_S = 45
@@ -130,10 +129,3 @@ def drop(ledger: Ledger, missing: Iterable[Key], alive: Collection[Key]) -> None
     for pod in missing:
         if pod not in alive:
             ledger.remove(pod)
-
-
-def quotas_for(ledger: Ledger, current: Sequence[Quota], unreadable: Collection[str]) -> tuple[Quota, ...]:
-    """Give the quotas to hold to: those there are, and the last good ones of those that cannot be read now."""
-    named = {quota.name for quota in current}
-    kept = [quota for quota in ledger.quotas if quota.name in unreadable and quota.name not in named]
-    return tuple(sorted([*current, *kept], key=lambda quota: quota.name)) if kept else tuple(current)

@@ -15,18 +15,18 @@ from cluster.events import WARNING, Recorder
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, ConfigMap, Kind, Metadata, Namespace, ObjectReference
-from controller.accounting import RESERVATION_S, Report, View, drop, quotas_for, reconcile
+from controller.accounting import RESERVATION_S, Report, View, drop, reconcile
 from controller.holdings import Holding, Machine, charge_of, holding_of, holds, machine_of
 from controller.known import KnownLedgers
 from controller.status import encode_status, status_of
-from ledger.books import LEDGERS, Books, Page, namespace_of
+from ledger.books import LEDGERS, Books, Page, Unreadable, namespace_of
 from ledger.following import QuotaFollower
 from ledger.turns import Turns
 from vcuda.catalogue import Card, encode_cards, sizes_mib
 from vcuda.charging import Charge
 from vcuda.decision import Unavailable
 from vcuda.language import Language
-from vcuda.ledger import Key, Ledger, State, packed
+from vcuda.ledger import Key, Ledger, State, in_force, packed
 from vcuda.names import CATALOGUE, CATALOGUE_KEY, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
 from vcuda.policy import Mode
 
@@ -278,7 +278,11 @@ class Keeper:
         if page is None and not self._quotas.governance(namespace).quotas and not self._holding(namespace):
             return None, Report()
         if ledger.state is State.WANTED or ledger.namespace != existing.metadata.uid:
+            before = ledger
             ledger = self._begin(namespace, existing.metadata.uid, seen)
+            # One of the same name may have gone and come back: who was promised something still has it.
+            for pod, since in before.reservations():
+                ledger.put(pod, before.charge(pod), since)
         elif ledger.state is State.CLOSED:
             self._open_in_time(ledger, seen)
         gone = set(seen.gone)
@@ -310,12 +314,9 @@ class Keeper:
         began = self._clock()
         try:
             return self._books.read(namespace)
-        except Unavailable as wrong:
-            found = self._ledgers.get(f"ledger.{namespace}", self._system_namespace)
-            if found is None or "cannot be read" not in str(wrong):
-                raise
+        except Unreadable as wrong:
             self._log.error("ledger_unreadable", namespace=namespace, cause=str(wrong))
-            self._books.delete(found)
+            self._books.delete(wrong.found)
             return None
         finally:
             if self._clock() - began > SLOW_S:
@@ -353,7 +354,7 @@ class Keeper:
         """Make a ledger say what is true, as far as it is known."""
         governed = self._quotas.governance(namespace)
         if self._quotas.version >= ledger.quotas_at:
-            quotas = quotas_for(ledger, governed.quotas, self._quotas.unreadable)
+            quotas = in_force(ledger, governed.quotas, self._quotas.unreadable)
             if quotas != ledger.quotas:
                 ledger.set_quotas(quotas, self._quotas.version)
         now_s = self._wall()

@@ -18,6 +18,17 @@ from vcuda.names import LEDGER_KEY, LEDGER_LABEL, LEDGER_PREFIX
 LEDGERS = Selector(labels=LEDGER_LABEL)
 
 
+class Unreadable(Unavailable):
+    """A ledger that cannot be read: somebody else wrote it, or an older or newer Quotient."""
+
+    def __init__(self, found: ConfigMap, wrong: ValueError) -> None:
+        self.found = found
+        super().__init__(
+            f"the ledger in {found.metadata.namespace}/{found.metadata.name} cannot be read ({wrong}); Quotient's "
+            "controller makes it anew"
+        )
+
+
 class Page(Struct, frozen=True):
     """A ledger as it was read, with the ConfigMap that it is written back to."""
 
@@ -36,14 +47,11 @@ def is_ledger(found: ConfigMap) -> bool:
 
 
 def read_page(found: ConfigMap) -> Page:
-    """Read a ledger from its ConfigMap; one that cannot be read counts as lost."""
+    """Read a ledger from its ConfigMap; Unreadable if it is none."""
     try:
         return Page(decode(found.data.get(LEDGER_KEY, "")), found)
     except ValueError as wrong:
-        raise Unavailable(
-            f"the ledger in {found.metadata.namespace}/{found.metadata.name} cannot be read ({wrong}); Quotient's "
-            "controller makes it anew"
-        ) from None
+        raise Unreadable(found, wrong) from None
 
 
 class Books:

@@ -12,7 +12,7 @@ to the same ceilings as everybody else, whatever he has heard of.
 
 import binascii
 import uuid
-from collections.abc import Iterable, Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -117,6 +117,10 @@ class Ledger:
     def place(self, pod: Key) -> Place | None:
         """Give what a pod is charged, and since when it is reserved; None if it is not charged."""
         return self._places.get(pod)
+
+    def charge(self, pod: Key) -> Charge:
+        """Give what a pod is charged; a KeyError if it is not."""
+        return self._places[pod][0]
 
     def reservations(self) -> Iterator[tuple[Key, int]]:
         """Give the pods that nobody has seen yet, and since when they are expected."""
@@ -332,10 +336,18 @@ def settle(ledger: Ledger, pod: Key, charge: Charge, cluster_mode: Mode = Mode.E
     return Verdict(charge, audited=reasons)
 
 
-def follow(ledger: Ledger, quotas: Iterable[Quota], at: int) -> None:
+def in_force(ledger: Ledger, current: Iterable[Quota], unreadable: Collection[str]) -> tuple[Quota, ...]:
+    """Give the quotas to hold to: those there are, and the last good ones of those that cannot be read now."""
+    found = list(current)
+    named = {quota.name for quota in found}
+    kept = [quota for quota in ledger.quotas if quota.name in unreadable and quota.name not in named]
+    return tuple(sorted([*found, *kept], key=lambda quota: quota.name)) if kept else tuple(found)
+
+
+def follow(ledger: Ledger, quotas: Iterable[Quota], at: int, unreadable: Collection[str] = ()) -> None:
     """Take quotas over that are newer than those in the ledger."""
-    if at > ledger.quotas_at and tuple(quotas) != ledger.quotas:
-        ledger.set_quotas(quotas, at)
+    if at > ledger.quotas_at and (wanted := in_force(ledger, quotas, unreadable)) != ledger.quotas:
+        ledger.set_quotas(wanted, at)
 
 
 def not_open(state: State) -> Reason:

@@ -4,7 +4,7 @@ Both serving paths call these functions and nothing else, so that no rule depend
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -65,6 +65,11 @@ class Policies(Protocol):
 
     def quotas(self, namespace: str) -> tuple[Sequence[Quota], int]:
         """Give the quotas of a namespace, and the newest version among them."""
+        ...
+
+    @property
+    def unreadable(self) -> Collection[str]:
+        """Name the quotas that cannot be read now."""
         ...
 
     @property
@@ -254,7 +259,7 @@ class Admission:
         """Charge a pod, to the quotas in the ledger or to those that are newer."""
 
         def change(ledger: Ledger) -> Verdict:
-            follow(ledger, *self.policies.quotas(namespace))
+            follow(ledger, *self.policies.quotas(namespace), self.policies.unreadable)
             return reserve(ledger, claim, int(self._now()), self.rules.cluster_mode)
 
         return change

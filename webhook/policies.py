@@ -1,6 +1,6 @@
 """What admission has to know of the cluster beside the review: quotas, and the cards there are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cluster.interface import Cluster
 from ledger.cards import CatalogueFollower
@@ -40,6 +40,11 @@ class ClusterPolicies:
         return self._follower.invalid
 
     @property
+    def unreadable(self) -> Collection[str]:
+        """Which quotas do not parse."""
+        return self._follower.unreadable
+
+    @property
     def cards(self) -> Sequence[Card]:
         """The kinds of cards that the cluster has."""
         return self._catalogue.cards
@@ -59,6 +64,7 @@ class FixedPolicies:
 
     def __init__(self, quotas: dict[str, list[Quota]] | None = None, cards: Sequence[Card] = ()) -> None:
         self._quotas, self.cards = quotas or {}, cards
+        self.unreadable: Collection[str] = ()
 
     def policy(self, namespace: str) -> Policy:
         """Give what the namespace's quotas say together."""

@@ -149,7 +149,8 @@ class Service:
     def not_live(self) -> list[str]:
         """Say why the process should be started anew; the cluster's state is no reason."""
         silent = time.monotonic() - self._beat
-        return [f"the event loop has not run for {silent:.0f} s"] if silent > STUCK_S else []
+        amiss = [f"the event loop has not run for {silent:.0f} s"] if silent > STUCK_S else []
+        return amiss if self.cashier.alive else [*amiss, "a thread has ended that charges pods"]
 
     def not_ready(self) -> list[str]:
         """Say why no call should come here."""

@@ -301,5 +301,7 @@ class World(RuleBasedStateMachine):
         assert set(ledger.pods()) == alive - waiting
 
 
-World.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+# Under the profile for full-size runs, as many as that one says.
+EXAMPLES = 60 if settings().max_examples <= 100 else settings().max_examples
+World.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)
 TestEveryInterleaving = World.TestCase

@@ -38,6 +38,7 @@ class GivenPolicies:
     def __init__(self, policy: Policy | None = None, quotas: Sequence[Quota] = ()) -> None:
         self._policy, self._quotas = policy or Policy(), quotas
         self.cards: Sequence[Card] = ()
+        self.unreadable: Sequence[str] = ()
 
     def policy(self, namespace: str) -> Policy:  # noqa: ARG002
         return self._policy

@@ -92,6 +92,10 @@ class Failing:
         raise self._broken
 
     @property
+    def unreadable(self) -> list[str]:
+        raise self._broken
+
+    @property
     def cards(self) -> list[Card]:
         raise self._broken
 
