@@ -212,7 +212,7 @@ def started(real: RealCluster, folder: Path, namespaces: int, each: int) -> tupl
         used = [line for line in lines if line.startswith("quotient_quota_used") and 'resource="cores"' in line]
         if len(used) == namespaces and all(float(line.split()[-1]) >= each for line in used):
             break
-        time.sleep(0.1)
+        time.sleep(0.5)  # each look costs the controller some of its time
     else:
         raise RuntimeError("the controller did not account for everything in time")
     took = time.monotonic() - began

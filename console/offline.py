@@ -11,9 +11,10 @@ import jsonpatch
 from msgspec import Struct
 
 from console.preflight import mended, refused_early
+from ledger.committing import Drawer
 from vcuda.decision import BadRequest, Code, Reason, shown
 from vcuda.document import DocumentError, parse_documents
-from vcuda.ledger import Ledger, State, turn
+from vcuda.ledger import Ledger, turn
 from vcuda.names import LEGACY_KEY, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_KEY
 from vcuda.quota import Mistake, Quota, QuotaError, parse_legacy, parse_quota
 from webhook.admission import Admission, answer
@@ -44,7 +45,7 @@ class Quotas:
 
     def __init__(self, by_namespace: dict[str, list[Quota]] | None = None) -> None:
         self._by_namespace = by_namespace or {}
-        self._ledgers: dict[str, Ledger] = {}
+        self._drawer = Drawer(self.of)
 
     def of(self, namespace: str) -> list[Quota]:
         """Give those of a namespace; a quota without one is for all."""
@@ -57,11 +58,7 @@ class Quotas:
 
     def ledger(self, namespace: str) -> Ledger:
         """Give the ledger of a namespace, with what was charged for the documents before."""
-        found = self._ledgers.get(namespace)
-        if found is None:
-            found = self._ledgers[namespace] = Ledger(namespace, State.OPEN)
-            found.set_quotas(self.of(namespace), 1)
-        return found
+        return self._drawer.ledger(namespace)
 
 
 def expand(document: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - whatever a file holds

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import cast
 
 import structlog
@@ -19,7 +20,7 @@ from controller.accounting import RESERVATION_S, Report, View, drop, reconcile
 from controller.holdings import Holding, Machine, charge_of, holding_of, holds, machine_of
 from controller.known import KnownLedgers
 from controller.status import encode_status, status_of
-from ledger.books import LEDGERS, Books, Page, Unreadable, namespace_of
+from ledger.books import LEDGERS, Books, Page, Unreadable, namespace_of, read_page
 from ledger.following import QuotaFollower
 from ledger.turns import Turns
 from vcuda.catalogue import Card, encode_cards, sizes_mib
@@ -27,7 +28,7 @@ from vcuda.charging import Charge
 from vcuda.decision import Unavailable
 from vcuda.language import Language
 from vcuda.ledger import Key, Ledger, State, in_force, packed
-from vcuda.names import CATALOGUE, CATALOGUE_KEY, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
+from vcuda.names import CATALOGUE, CATALOGUE_KEY, LEDGER_PREFIX, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
 from vcuda.policy import Mode
 
 WORKERS = 4
@@ -248,9 +249,9 @@ class Keeper:
             seen.last, seen.changed = self._clock(), None
         if namespace == self._system_namespace:
             return
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             try:
-                page, report = self._keep(namespace, seen)
+                page, report = self._keep(namespace, seen, self._read(namespace, seen, may_be_old=tries == 0))
                 break
             except (Conflict, NotFound, AlreadyExists):
                 continue  # somebody else wrote it: read it again
@@ -267,9 +268,8 @@ class Keeper:
         self._write_status(namespace, page.ledger, seen)
         self._turns.want(namespace, self._clock() + self._next_look_s(namespace, page.ledger, seen))
 
-    def _keep(self, namespace: str, seen: Seen) -> tuple[Page | None, Report]:
-        """Read, account, write; Conflict if somebody else wrote meanwhile."""
-        page = self._read(namespace)
+    def _keep(self, namespace: str, seen: Seen, page: Page | None) -> tuple[Page | None, Report]:
+        """Account, and write; Conflict if somebody else wrote meanwhile."""
         existing = self._namespaces.get(namespace)
         if existing is None:
             self._forget(namespace, page)
@@ -309,10 +309,17 @@ class Keeper:
         else:
             self._turns.want(namespace, self._clock() + SOON_S)
 
-    def _read(self, namespace: str) -> Page | None:
-        """Read a ledger; one that cannot be read is removed, and then made anew as one that was lost."""
+    def _read(self, namespace: str, seen: Seen, *, may_be_old: bool) -> Page | None:
+        """Read a ledger; one that cannot be read is removed, and then made anew as one that was lost.
+
+        What was heard of it last will do where nothing has to be freed: what is written is compared all the same.
+        """
         began = self._clock()
         try:
+            cached = self._ledgers.get(LEDGER_PREFIX + namespace, self._system_namespace) if may_be_old else None
+            if cached is not None and not seen.gone and int(cached.metadata.resource_version) >= int(seen.written or 0):
+                with suppress(Unreadable):  # it may have been put right since
+                    return read_page(cached)
             return self._books.read(namespace)
         except Unreadable as wrong:
             self._log.error("ledger_unreadable", namespace=namespace, cause=str(wrong))
@@ -427,13 +434,15 @@ class Keeper:
         self._put(ConfigMap(metadata=Metadata(name=CATALOGUE, namespace=self._system_namespace), data=data))
         self._turns.want(CATALOGUE_TURN, self._clock() + AGAIN_S)
 
-    def _put(self, wanted: ConfigMap) -> None:
-        """Write a ConfigMap that is ours alone, if it is not so already."""
-        try:
-            found = self._cluster.get(CONFIG_MAPS, wanted.metadata.name, wanted.metadata.namespace)
-        except NotFound:
-            self._cluster.create(CONFIG_MAPS, wanted)
-            return
+    def _put(self, wanted: ConfigMap, found: ConfigMap | None = None) -> None:
+        """Write a ConfigMap that is ours alone, if it is not so already; `found` is what was last heard of it."""
+        if found is None:
+            try:
+                self._cluster.create(CONFIG_MAPS, wanted)
+            except AlreadyExists:
+                found = self._cluster.get(CONFIG_MAPS, wanted.metadata.name, wanted.metadata.namespace)
+            else:
+                return
         if (found.data, found.metadata.labels) != (wanted.data, wanted.metadata.labels):
             labels = replace(found.metadata, labels=wanted.metadata.labels)
             self._cluster.update(CONFIG_MAPS, replace(found, metadata=labels, data=wanted.data))
@@ -453,8 +462,9 @@ class Keeper:
             return
         labels = {STATUS_LABEL: "true"}
         try:
-            self._put(ConfigMap(metadata=Metadata(name=QUOTA_STATUS, namespace=namespace, labels=labels), data=data))
-        except (Conflict, AlreadyExists):
+            metadata = Metadata(name=QUOTA_STATUS, namespace=namespace, labels=labels)
+            self._put(ConfigMap(metadata=metadata, data=data), found)
+        except (Conflict, NotFound):
             self._touch(namespace)
         except ApiError as refused:
             # The namespace may be on its way out, or somebody guards it: the ledger is right all the same.
