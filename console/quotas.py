@@ -172,7 +172,7 @@ def from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, Status]:
     mode = loaded.configuration.mode
     for name, held in owners.items():
         quotas.ledger(name).set_holders(top(holders_of(quotas.ledger(name), held)))
-    return {name: status_of(quotas.ledger(name), mode, refused[name], ()) for name in owners}
+    return {name: status_of(quotas.ledger(name), mode, refused[name], {}) for name in owners}
 
 
 def holders_of(ledger: Ledger, owners: Mapping[Key, str]) -> list[Holder]:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from cluster.objects import Metadata, Node, Object, Pod
 from vcuda.amounts import CORES, MEMORY
-from vcuda.catalogue import Card
+from vcuda.catalogue import Card, size_in_name_mib
 from vcuda.charging import Charge
 from vcuda.inventory import Gpu, decode_inventory
 from vcuda.language import Language
@@ -15,12 +15,14 @@ from vcuda.ledger import Key, packed
 from vcuda.model import parse_model
 from vcuda.names import ANCESTOR_MODEL_LABELS, ANCESTOR_POOL_LABELS, MIRROR, NVIDIA_PRODUCT_LABEL
 from vcuda.placement import decode_placement
-from vcuda.request import PodRequest, read_pod
+from vcuda.request import PodRequest, held_by
 from vcuda.wishes import Wishes, read_wishes
 
 TERMINAL = ("Succeeded", "Failed")
 READY, UNKNOWN = "Ready", "Unknown"
 MIXED = "mixed"
+# GPU feature discovery writes the memory of a card here, in MiB.
+MEMORY_LABEL = "nvidia.com/gpu.memory"
 
 
 class Holding(Object, frozen=True, kw_only=True):
@@ -42,8 +44,8 @@ class Holding(Object, frozen=True, kw_only=True):
 
 def holding_of(pod: Pod, spoken: Language) -> Holding | None:
     """Read what a pod holds; None if it holds no GPU, or is none of our business."""
-    reading = read_pod(pod.spec, pod.metadata.annotations, spoken)
-    if not reading.request.is_gpu or MIRROR in pod.metadata.annotations:
+    request = held_by(pod.spec, pod.metadata.annotations, spoken)
+    if not request.is_gpu or MIRROR in pod.metadata.annotations:
         return None
     metadata = pod.metadata
     wishes, _ = read_wishes(metadata.annotations, spoken)
@@ -56,7 +58,7 @@ def holding_of(pod: Pod, spoken: Language) -> Holding | None:
             resource_version=metadata.resource_version,
         ),
         key=packed(metadata.uid),
-        request=reading.request,
+        request=request,
         wishes=wishes,
         node=pod.spec.node_name or "",
         placed=tuple(decode_placement(metadata.annotations.get(spoken.names.placement, ""))),
@@ -83,13 +85,14 @@ class Machine(Object, frozen=True, kw_only=True):
 
     gpus: tuple[Gpu, ...] = ()
     model: str = ""
+    memory_mib: int = 0
     pool: str = ""
     lost: bool = False
 
     def cards(self) -> set[Card]:
         """Give the kinds of cards it has."""
         found = {Card(gpu.model, gpu.memory_mib, self.pool) for gpu in self.gpus}
-        return found or ({Card(self.model, 0, self.pool)} if self.model else set())
+        return found or ({Card(self.model, self.memory_mib, self.pool)} if self.model else set())
 
 
 def machine_of(node: Node, spoken: Language) -> Machine:
@@ -106,6 +109,7 @@ def machine_of(node: Node, spoken: Language) -> Machine:
         ),
         gpus=gpus,
         model=model_in(labels, spoken),
+        memory_mib=int(labels[MEMORY_LABEL]) if labels.get(MEMORY_LABEL, "").isdecimal() else 0,
         pool=next((labels[key] for key in (spoken.names.pool_label, *ANCESTOR_POOL_LABELS) if key in labels), ""),
         lost=UNKNOWN in ready,
     )
@@ -144,6 +148,7 @@ def charge_of(held: Holding, machine: Machine | None, unit_mib: int) -> Charge |
     models = {gpu.model for gpu in gpus} or ({machine.model} if machine.model else set())
     if len(models) != 1:
         return None
-    size_mib = max((gpu.memory_mib for gpu in gpus), default=0)
+    model = parse_model(models.pop()).name
+    size_mib = max((gpu.memory_mib for gpu in gpus), default=machine.memory_mib) or size_in_name_mib(model)
     amounts = held.request.demand(size_mib, unit_mib)
-    return Charge(parse_model(models.pop()).name, amounts[CORES], amounts[MEMORY])
+    return Charge(model, amounts[CORES], amounts[MEMORY])

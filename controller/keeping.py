@@ -15,21 +15,43 @@ from cluster.errors import AlreadyExists, ApiError, Conflict, NotFound
 from cluster.events import WARNING, Recorder
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
-from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, ConfigMap, Kind, Metadata, Namespace, ObjectReference
+from cluster.objects import (
+    CONFIG_MAPS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ConfigMap,
+    Kind,
+    Metadata,
+    Namespace,
+    ObjectReference,
+    Pod,
+)
 from controller.accounting import RESERVATION_S, Report, View, drop, reconcile
 from controller.holdings import Holding, Machine, charge_of, holding_of, holds, machine_of
 from controller.known import KnownLedgers
 from controller.status import encode_status, status_of
 from ledger.books import LEDGERS, Books, Page, Unreadable, namespace_of, read_page
-from ledger.following import QuotaFollower
+from ledger.following import QuotaFollower, is_quota, quotas_in
 from ledger.turns import Turns
 from vcuda.catalogue import Card, encode_cards, sizes_mib
 from vcuda.charging import Charge
 from vcuda.decision import Unavailable
 from vcuda.language import Language
-from vcuda.ledger import Key, Ledger, State, in_force, packed
-from vcuda.names import CATALOGUE, CATALOGUE_KEY, LEDGER_PREFIX, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
+from vcuda.ledger import Key, Ledger, State, confirm, packed, reserved_in
+from vcuda.names import (
+    CATALOGUE,
+    CATALOGUE_KEY,
+    LEDGER_KEY,
+    LEDGER_PREFIX,
+    LEGACY_NAME,
+    LEGACY_NAMESPACE,
+    QUOTA_STATUS,
+    STATUS_KEY,
+    STATUS_LABEL,
+)
 from vcuda.policy import Mode
+from vcuda.quota import QuotaError
 
 WORKERS = 4
 TRIES = 8
@@ -40,8 +62,12 @@ AGAIN_S = 240.0
 RETRY_S = 1.0
 # After the API server was slow or away, what it was asked before may still take effect.
 TROUBLE_S, SLOW_S = 10.0, 2.0
+# By how much the clocks of machines may differ where they have to be believed.
+SKEW_S = 12.0
 BY_NAMESPACE = "namespace"
 CATALOGUE_TURN = ""
+WANTED = f'"state":"{State.WANTED}"'
+LEGACY_QUOTA = f"{LEGACY_NAMESPACE}/{LEGACY_NAME}"
 
 
 class Seen(Struct):
@@ -49,9 +75,11 @@ class Seen(Struct):
 
     last: float = float("-inf")
     gone: set[Key] = set()
-    reserved: dict[Key, float] = {}
+    # Since when each reservation has been seen, and whether it was there before we began to look.
+    reserved: dict[Key, tuple[float, bool]] = {}
     waiting: dict[Key, str] = {}
     opens: float | None = None
+    begun: str = ""
     failures: int = 0
     ledger: Ledger | None = None
     written: str = ""
@@ -78,7 +106,7 @@ class Keeper:
         self._quotas, self._recorder, self._cluster_mode = quotas, recorder, cluster_mode
         self._is_leading, self._clock, self._wall = is_leading, clock, wall
         self._books = Books(cluster, system_namespace)
-        self._known = KnownLedgers(cluster, system_namespace)
+        self._known = KnownLedgers(cluster, system_namespace, self._has_ledgers, clock)
         self._pods: Informer[Holding] = Informer(
             cluster,
             cast("Kind[Holding]", PODS),
@@ -91,6 +119,9 @@ class Keeper:
         self._namespaces = Informer(cluster, NAMESPACES)
         self._ledgers = Informer(cluster, CONFIG_MAPS, system_namespace, LEDGERS)
         self._statuses = Informer(cluster, CONFIG_MAPS, selector=Selector(labels=STATUS_LABEL))
+        self._catalogue = Informer(
+            cluster, CONFIG_MAPS, system_namespace, Selector(fields=f"metadata.name={CATALOGUE}")
+        )
         self._turns = Turns(clock)
         # Guards what is remembered: informers note what is gone, workers take it.
         self._lock = threading.Lock()
@@ -109,6 +140,7 @@ class Keeper:
         self._namespaces.on_change(lambda old, new: self._touch((new or old or Namespace()).metadata.name))
         self._ledgers.on_change(self._ledger_changed)
         self._statuses.on_change(lambda old, new: self._touch((new or old or ConfigMap()).metadata.namespace))
+        self._catalogue.on_change(lambda *_: self._turns.want(CATALOGUE_TURN, self._clock() + SOON_S))
         self._quotas.on_change(self._touch)
 
     @property
@@ -116,7 +148,7 @@ class Keeper:
         self,
     ) -> tuple[Informer[Holding] | Informer[Machine] | Informer[Namespace] | Informer[ConfigMap], ...]:
         """What is followed, beside the quotas."""
-        return self._pods, self._nodes, self._namespaces, self._ledgers, self._statuses
+        return self._pods, self._nodes, self._namespaces, self._ledgers, self._statuses, self._catalogue
 
     @property
     def synced(self) -> bool:
@@ -164,8 +196,10 @@ class Keeper:
             return {name: seen.ledger for name, seen in self._seen.items() if seen.ledger is not None}
 
     def lag_s(self) -> float:
-        """Say how long the oldest change has been waiting to be accounted for."""
+        """Say how long the oldest change has been waiting to be accounted for; a standby accounts for none."""
         now = self._clock()
+        if not self._is_leading():
+            return 0.0
         with self._lock:
             return max((now - seen.changed for seen in self._seen.values() if seen.changed is not None), default=0.0)
 
@@ -176,8 +210,10 @@ class Keeper:
         namespace = found.metadata.namespace
         if new is None and old is not None:
             self._actual.pop(old.key, None)
-            with self._lock:
-                self._of(namespace).gone.add(old.key)
+            # A standby need not remember: when it begins to lead, it looks at everything.
+            if self._is_leading():
+                with self._lock:
+                    self._of(namespace).gone.add(old.key)
         if old is None or new is None or matters(old) != matters(new):
             self._touch(namespace, at_ease=old is None)
 
@@ -193,9 +229,13 @@ class Keeper:
         found = new or old
         if found is None:
             return
-        namespace = namespace_of(found)
+        namespace, now = namespace_of(found), self._clock()
+        reserved = reserved_in(new.data.get(LEDGER_KEY, "")) if new is not None else ()
         with self._lock:
-            is_ours = new is not None and self._of(namespace).written == new.metadata.resource_version
+            seen = self._of(namespace)
+            is_first = not self._ledgers.synced
+            seen.reserved = {pod: seen.reserved.get(pod, (now, is_first)) for pod in reserved}
+            is_ours = new is not None and seen.written == new.metadata.resource_version
         if not is_ours:
             self._touch(namespace, at_ease=old is not None and new is not None)
 
@@ -208,6 +248,10 @@ class Keeper:
                 seen.changed = now
             at = max(now + SOON_S, seen.last + (APART_AT_EASE_S if at_ease else APART_S))
         self._turns.want(namespace, at)
+
+    def _has_ledgers(self) -> bool:
+        """Tell whether any ledger was ever begun; one that is only wanted was not."""
+        return any(WANTED not in found.data.get(LEDGER_KEY, "") for found in self._ledgers.all())
 
     def _of(self, namespace: str) -> Seen:
         """Give what is remembered of a namespace; to be called with the lock held."""
@@ -225,9 +269,11 @@ class Keeper:
                     self._write_catalogue()
                 else:
                     self._look_at(namespace)
-            except (ApiError, Unavailable) as broken:
+            except Unavailable as away:
                 self._trouble = self._clock()
-                self._retry(namespace, str(broken))
+                self._retry(namespace, str(away))
+            except ApiError as refused:  # of this namespace alone; the cluster is well
+                self._retry(namespace, str(refused))
             except Exception:  # the outermost frame of the thread: it has to go on
                 self._log.exception("keeper_failed", namespace=namespace)
                 self._retry(namespace, "a fault")
@@ -266,7 +312,7 @@ class Keeper:
             seen.ledger = page.ledger
         self._tell_waiting(namespace, seen, report)
         self._write_status(namespace, page.ledger, seen)
-        self._turns.want(namespace, self._clock() + self._next_look_s(namespace, page.ledger, seen))
+        self._turns.want(namespace, self._clock() + self._next_look_s(namespace, seen))
 
     def _keep(self, namespace: str, seen: Seen, page: Page | None) -> tuple[Page | None, Report]:
         """Account, and write; Conflict if somebody else wrote meanwhile."""
@@ -275,7 +321,8 @@ class Keeper:
             self._forget(namespace, page)
             return None, Report()
         ledger = page.ledger.copy() if page is not None else Ledger()
-        if page is None and not self._quotas.governance(namespace).quotas and not self._holding(namespace):
+        governed = self._quotas.governance(namespace)
+        if page is None and not governed.quotas and not governed.mistakes and not self._holding(namespace):
             return None, Report()
         if ledger.state is State.WANTED or ledger.namespace != existing.metadata.uid:
             before = ledger
@@ -284,7 +331,7 @@ class Keeper:
             for pod, since in before.reservations():
                 ledger.put(pod, before.charge(pod), since)
         elif ledger.state is State.CLOSED:
-            self._open_in_time(ledger, seen)
+            self._open_in_time(namespace, ledger, seen)
         gone = set(seen.gone)
         report = self._account(namespace, ledger, seen)
         page = self._write(namespace, page, ledger, seen)
@@ -294,6 +341,8 @@ class Keeper:
             ledger = page.ledger.copy()
             drop(ledger, report.missing, alive)
             page = self._write(namespace, page, ledger, seen)
+        seen.begun = ""
+        self._known.add(namespace, existing.metadata.uid)
         with self._lock:
             seen.gone -= gone
         return page, report
@@ -339,31 +388,42 @@ class Keeper:
 
     def _begin(self, namespace: str, uid: str, seen: Seen) -> Ledger:
         """Begin a ledger: open if the namespace never had one, closed for a while if it was lost."""
-        if self._known.has(namespace, uid):
+        if self._known.has(namespace, uid) and seen.begun != uid:
             self._log.warning("ledger_lost", namespace=namespace, opens_in_s=RESERVATION_S)
             seen.opens = self._clock() + RESERVATION_S
             ledger = Ledger(uid, State.CLOSED)
         else:
+            # Remembered until it is written: another may write first, and then this one has not been lost.
+            seen.begun = uid
             self._known.add(namespace, uid)
             ledger = Ledger(uid, State.OPEN)
         ledger.changes += 1
         return ledger
 
-    def _open_in_time(self, ledger: Ledger, seen: Seen) -> None:
-        """Open a ledger when no pod can appear any more that the lost one had admitted."""
+    def _open_in_time(self, namespace: str, ledger: Ledger, seen: Seen) -> None:
+        """Open a ledger when no pod can appear any more that the lost one had admitted, and all that did are known."""
         if seen.opens is None:
             seen.opens = self._clock() + RESERVATION_S
-        if self._clock() >= seen.opens and self._clock() - self._trouble > TROUBLE_S:
+        if self._clock() < seen.opens or self._clock() - self._trouble <= TROUBLE_S:
+            return
+        there = {packed(pod.metadata.uid) for pod in self._cluster.list(PODS, namespace).items if self._concerns(pod)}
+        if there <= {held.key for held in self._pods.indexed(BY_NAMESPACE, namespace)}:
             ledger.set_state(State.OPEN, ledger.namespace)
             seen.opens = None
+
+    def _concerns(self, pod: Pod) -> bool:
+        return holding_of(pod, self._spoken) is not None
 
     def _account(self, namespace: str, ledger: Ledger, seen: Seen) -> Report:
         """Make a ledger say what is true, as far as it is known."""
         governed = self._quotas.governance(namespace)
-        if self._quotas.version >= ledger.quotas_at:
-            quotas = in_force(ledger, governed.quotas, self._quotas.unreadable)
-            if quotas != ledger.quotas:
-                ledger.set_quotas(quotas, self._quotas.version)
+        confirm(
+            ledger,
+            governed.quotas,
+            governed.versions,
+            self._quotas.version,
+            lambda name: self._is_gone(name, namespace),
+        )
         now_s = self._wall()
         holdings: dict[Key, Holding] = {}
         gone = set(seen.gone)
@@ -382,22 +442,45 @@ class Keeper:
         )
         return reconcile(ledger, view, now_s, self._expiry(ledger, seen, now_s))
 
+    def _is_gone(self, quota: str, namespace: str) -> bool:
+        """Ask the cluster whether a quota is really gone; one that cannot be read now stays as it was."""
+        if quota in self._quotas.unreadable:
+            return False
+        where, _, name = quota.partition("/")
+        try:
+            found = self._cluster.get(CONFIG_MAPS, name, where)
+            labels = [names.quota_label for names in self._spoken.all_names]
+            if not is_quota(found, labels):
+                return True
+            return namespace not in quotas_in(where, name, found.data, self._spoken.unit_mib)
+        except NotFound:
+            return True
+        except QuotaError:
+            return False
+
     def _expiry(self, ledger: Ledger, seen: Seen, now_s: float) -> Callable[[Key, int], bool]:
-        """Tell which reservations are over: by the clock of whoever made them, or by how long we have seen them."""
+        """Tell which reservations are over: by how long we have seen them, for clocks of machines differ.
+
+        Only of one that was there before this process does its maker's clock have to be believed, with a margin.
+        """
         now = self._clock()
-        seen.reserved = {pod: seen.reserved.get(pod, now) for pod, _ in ledger.reservations()}
+        with self._lock:
+            seen.reserved = {pod: seen.reserved.get(pod, (now, False)) for pod, _ in ledger.reservations()}
+            first_seen = dict(seen.reserved)
         is_quiet = now - self._trouble > TROUBLE_S
 
         def expired(pod: Key, since: int) -> bool:
-            return is_quiet and (now_s - since >= RESERVATION_S or now - seen.reserved.get(pod, now) >= RESERVATION_S)
+            at, was_there = first_seen[pod]
+            is_old = was_there and now_s - since >= RESERVATION_S + SKEW_S
+            return is_quiet and (is_old or now - at >= RESERVATION_S)
 
         return expired
 
-    def _next_look_s(self, namespace: str, ledger: Ledger, seen: Seen) -> float:
+    def _next_look_s(self, namespace: str, seen: Seen) -> float:
         """Say when to look again even if nothing happens."""
         now, now_s = self._clock(), self._wall()
         times = [AGAIN_S * random.uniform(0.8, 1.0)]
-        times += [since + RESERVATION_S - now_s for _, since in ledger.reservations()]
+        times += [at + RESERVATION_S - now for at, _ in seen.reserved.values()]
         times += [
             held.due_s - now_s
             for held in self._pods.indexed(BY_NAMESPACE, namespace)
@@ -451,13 +534,14 @@ class Keeper:
         """Show the namespace how it stands, if it has quotas."""
         governed = self._quotas.governance(namespace)
         found = self._statuses.get(QUOTA_STATUS, namespace)
-        if not ledger.quotas and not governed.mistakes:
+        mistakes = {**governed.mistakes, **self._quotas.mistakes_of(LEGACY_QUOTA, ledger.quotas)}
+        if not ledger.quotas and not mistakes:
             if found is not None:
                 self._cluster.delete(CONFIG_MAPS, QUOTA_STATUS, namespace, uid=found.metadata.uid)
             return
         names = {held.key: held.metadata.name for held in self._pods.indexed(BY_NAMESPACE, namespace)}
         waiting = {names[pod]: why for pod, why in seen.waiting.items() if pod in names}
-        data = {STATUS_KEY: encode_status(status_of(ledger, self._cluster_mode, waiting, governed.mistakes))}
+        data = {STATUS_KEY: encode_status(status_of(ledger, self._cluster_mode, waiting, mistakes))}
         if found is not None and found.data == data:
             return
         labels = {STATUS_LABEL: "true"}

@@ -4,6 +4,7 @@ Where one is missing that was there, pods may be on their way that it had admitt
 """
 
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -16,6 +17,8 @@ from vcuda.decision import Unavailable
 from vcuda.names import KNOWN_KEY, KNOWN_LEDGERS
 
 TRIES = 10
+# As long as a pod may appear that a lost ledger had admitted.
+LOST_S = 45.0
 
 Known = dict[str, str]
 
@@ -23,8 +26,17 @@ Known = dict[str, str]
 class KnownLedgers:
     """Namespaces by name, each with the uid of the one that had a ledger; kept in a ConfigMap of Quotient's own."""
 
-    def __init__(self, cluster: Cluster, system_namespace: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        system_namespace: str,
+        any_ledger: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cluster, self._system_namespace = cluster, system_namespace
+        self._any_ledger, self._clock = any_ledger, clock
+        # Until when every namespace counts as one that had a ledger: this list was lost, and so may be others' ledgers.
+        self._suspect_until = float("-inf")
         # Guards what is remembered, and that one write at a time is made of it.
         self._lock = threading.Lock()
         self._known: Known | None = None
@@ -35,14 +47,16 @@ class KnownLedgers:
     def has(self, namespace: str, uid: str) -> bool:
         """Tell whether this very namespace has had a ledger."""
         with self._lock:
-            return self._loaded().get(namespace) == uid
+            return self._loaded().get(namespace) == uid or self._clock() < self._suspect_until
 
     def add(self, namespace: str, uid: str) -> None:
         """Note that a namespace has a ledger; to be done before it has."""
         with self._adding:
             self._wanted[namespace] = uid
         self._change(lambda known: known | self._take_wanted())
-        if not self.has(namespace, uid):
+        with self._lock:
+            is_noted = self._loaded().get(namespace) == uid
+        if not is_noted:
             raise Unavailable(f"{KNOWN_LEDGERS}: {namespace} could not be noted")
 
     def remove(self, namespace: str) -> None:
@@ -62,8 +76,10 @@ class KnownLedgers:
         if self._known is None:
             try:
                 self._known = read(self._cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, self._system_namespace))
-            except NotFound:
+            except (NotFound, ValueError):
                 self._known = {}
+                if self._any_ledger():
+                    self._suspect_until = self._clock() + LOST_S
         return self._known
 
     def _change(self, change: Callable[[Known], Known]) -> None:
@@ -85,21 +101,22 @@ class KnownLedgers:
             found = self._cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, self._system_namespace)
         except NotFound:
             # If it was deleted, what is remembered of it still counts.
-            known = change(self._known or {})
+            known = change(dict(self._known or {}))
             metadata = Metadata(name=KNOWN_LEDGERS, namespace=self._system_namespace)
             self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=written(known)))
             return known
-        known = change(read(found))
+        try:
+            before = read(found)
+        except ValueError:
+            before = self._known or {}
+        known = change(before)
         self._cluster.update(CONFIG_MAPS, replace(found, data=written(known)))
         return known
 
 
 def read(found: ConfigMap) -> Known:
-    """Read it; what cannot be read is as if it were not there."""
-    try:
-        return msgspec.json.decode(found.data.get(KNOWN_KEY, "{}"), type=Known)
-    except msgspec.MsgspecError:
-        return {}
+    """Read it; a ValueError if it is not as it was written."""
+    return msgspec.json.decode(found.data.get(KNOWN_KEY, ""), type=Known)
 
 
 def written(known: Known) -> dict[str, str]:

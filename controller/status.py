@@ -33,9 +33,12 @@ FIELDS = {MEMORY: "memoryMiB"}
 
 
 def status_of(
-    ledger: Ledger, cluster_mode: Mode, waiting: Mapping[str, str], mistakes: Sequence[str]
+    ledger: Ledger, cluster_mode: Mode, waiting: Mapping[str, str], mistakes: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Say how a namespace stands with its quotas; `waiting` are pods by name, with the reason."""
+    """Say how a namespace stands with its quotas.
+
+    `waiting` are pods by name, with the reason; `mistakes` are quotas that cannot be read, with what is wrong.
+    """
     return {
         "v": VERSION,
         "mode": str(ledger.policy.mode or cluster_mode),
@@ -65,7 +68,7 @@ def dimensions(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int
     }
 
 
-def notes(ledger: Ledger, cluster_mode: Mode, mistakes: Sequence[str]) -> list[str]:
+def notes(ledger: Ledger, cluster_mode: Mode, mistakes: Mapping[str, Sequence[str]]) -> list[str]:
     """Say what is amiss."""
     standing = ledger.standing
     audit = (ledger.policy.mode or cluster_mode) is Mode.AUDIT
@@ -80,7 +83,10 @@ def notes(ledger: Ledger, cluster_mode: Mode, mistakes: Sequence[str]) -> list[s
         for (quota, line, dimension), hard in standing.hard.items()
         if standing.taken[quota, line, dimension] > hard
     ]
-    told += [f"{mistake}; the last good quota stays in force" for mistake in mistakes]
+    good = {quota.name for quota in ledger.quotas}
+    for name, wrong in mistakes.items():
+        kept = "the last good one stays in force" if name in good else "it is NOT in force, and limits nothing"
+        told += [f"{mistake}; {kept}" for mistake in wrong]
     if ledger.state is State.CLOSED:
         told.append("the ledger was lost and is being rebuilt; no pod with GPUs is admitted for up to a minute")
     return told

@@ -33,7 +33,9 @@ class CatalogueFollower:
         return self._informer.synced
 
     def _changed(self, _: ConfigMap | None, after: ConfigMap | None) -> None:
+        if after is None:
+            return  # the cards are still there; the controller writes them down again
         try:
-            self.cards = decode_cards(after.data.get(CATALOGUE_KEY, "")) if after else ()
+            self.cards = decode_cards(after.data.get(CATALOGUE_KEY, ""))
         except ValueError as wrong:
             self._log.error("catalogue_invalid", wrong=str(wrong))

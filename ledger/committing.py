@@ -29,7 +29,8 @@ WORKERS = 4
 # More losses in a row than replicas would ever cause.
 MAX_TRIES = 30
 MAX_PAUSE_S = 0.02
-MIN_CALL_S = 0.05
+# With less than this left, a call is not begun.
+MIN_CALL_S = 0.2
 # How often to look for a ledger that the controller is about to make.
 LOOK_AGAIN_S = 0.05
 # What is remembered of ledgers saves a read; namespaces that are quiet do not need it.
@@ -45,6 +46,7 @@ class Waiter(Struct, frozen=True):
     change: Change
     until: float
     done: Done
+    only_looks: bool = False
 
 
 class Counts:
@@ -59,11 +61,14 @@ class Counts:
 class Charging(Protocol):
     """Who changes ledgers."""
 
-    def submit(self, namespace: str, change: Change, within_s: float, done: Done) -> None:
-        """Change a ledger some time soon; `done` is called once, on any thread, with what came of it."""
+    def submit(self, namespace: str, change: Change, within_s: float, done: Done, *, only_looks: bool = False) -> None:
+        """Change a ledger some time soon; `done` is called once, on any thread, with what came of it.
+
+        Who only looks changes nothing, whatever `change` does, and does not make a ledger where there is none.
+        """
         ...
 
-    def apply(self, namespace: str, change: Change, within_s: float) -> Verdict:
+    def apply(self, namespace: str, change: Change, within_s: float, *, only_looks: bool = False) -> Verdict:
         """Change a ledger, and wait for what comes of it."""
         ...
 
@@ -108,15 +113,16 @@ class Cashier:
         """Whether all of its threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, namespace: str, change: Change, within_s: float, done: Done) -> None:
+    def submit(self, namespace: str, change: Change, within_s: float, done: Done, *, only_looks: bool = False) -> None:
         """Change a ledger some time soon; `done` is called once, on another thread, with what came of it."""
         with self._lock:
             if self._stopping:
                 raise Unavailable("this process is ending")
-            self._waiting.setdefault(namespace, []).append(Waiter(change, self._clock() + within_s, done))
+            waiter = Waiter(change, self._clock() + within_s, done, only_looks)
+            self._waiting.setdefault(namespace, []).append(waiter)
         self._turns.want(namespace)
 
-    def apply(self, namespace: str, change: Change, within_s: float) -> Verdict:
+    def apply(self, namespace: str, change: Change, within_s: float, *, only_looks: bool = False) -> Verdict:
         """Change a ledger, and wait for what comes of it."""
         answer: Future[Verdict] = Future()
 
@@ -126,7 +132,7 @@ class Cashier:
             else:
                 answer.set_result(outcome)
 
-        self.submit(namespace, change, within_s, done)
+        self.submit(namespace, change, within_s, done, only_looks=only_looks)
         try:
             return answer.result(within_s + 1.0)
         except Overdue:
@@ -148,12 +154,11 @@ class Cashier:
             return self._waiting.pop(namespace, [])
 
     def _in_time(self, waiters: list[Waiter]) -> list[Waiter]:
-        """Tell those who cannot wait any longer."""
-        now = self._clock()
-        for waiter in waiters:
-            if waiter.until <= now:
-                waiter.done(Unavailable("the ledger of the namespace could not be written in time; try again"))
-        return [waiter for waiter in waiters if waiter.until > now]
+        """Tell those who cannot wait any longer; one who is late must not hurry the others."""
+        last = self._clock() + MIN_CALL_S
+        late = [waiter for waiter in waiters if waiter.until <= last]
+        tell(late, Unavailable("the ledger of the namespace could not be written in time; try again"))
+        return [waiter for waiter in waiters if waiter.until > last]
 
     def _commit(self, namespace: str, waiters: list[Waiter]) -> None:
         """Write what is wanted of one ledger."""
@@ -193,11 +198,16 @@ class Cashier:
         tell(waiters, Unavailable("too many others write the ledger of this namespace; try again"))
 
     def _await(self, namespace: str, books: Books, page: Page | None, waiters: list[Waiter]) -> None:
-        """Ask for a ledger that is not there, and look again soon."""
-        if page is None:
+        """Ask for a ledger that is not there, and look again soon; who only looks is answered as if it were empty."""
+        looking = [waiter for waiter in waiters if waiter.only_looks]
+        outcomes, _ = outcomes_of(Ledger(namespace, State.OPEN), looking)
+        for waiter, outcome in zip(looking, outcomes, strict=True):
+            waiter.done(outcome)
+        waiters = [waiter for waiter in waiters if not waiter.only_looks]
+        if page is None and waiters:
             books.want(namespace)
         # Who cannot wait until the next look is told what he waited for, rather than nothing.
-        last = self._clock() + 2 * LOOK_AGAIN_S
+        last = self._clock() + MIN_CALL_S + 2 * LOOK_AGAIN_S
         for waiter in waiters:
             if waiter.until <= last:
                 waiter.done(Verdict(reasons=(not_open(State.WANTED),)))
@@ -232,18 +242,25 @@ class Drawer:
             found.set_quotas(self._quotas(namespace), 0)
         return found
 
-    def submit(self, namespace: str, change: Change, within_s: float, done: Done) -> None:
+    def submit(self, namespace: str, change: Change, within_s: float, done: Done, *, only_looks: bool = False) -> None:
         """Change a ledger at once."""
         try:
-            outcome: Verdict | Exception = self.apply(namespace, change, within_s)
+            outcome: Verdict | Exception = self.apply(namespace, change, within_s, only_looks=only_looks)
         except Exception as broken:  # the caller is told, as by a Cashier
             outcome = broken
         done(outcome)
 
-    def apply(self, namespace: str, change: Change, within_s: float) -> Verdict:  # noqa: ARG002 - nobody waits
+    def apply(
+        self,
+        namespace: str,
+        change: Change,
+        within_s: float,  # noqa: ARG002 - nobody waits
+        *,
+        only_looks: bool = False,
+    ) -> Verdict:
         """Change a ledger at once, and say what came of it."""
         with self._lock:
-            return change(self.ledger(namespace))
+            return change(self.ledger(namespace).copy() if only_looks else self.ledger(namespace))
 
 
 def outcomes_of(before: Ledger, waiters: list[Waiter]) -> tuple[list[Verdict | Exception], Ledger]:
@@ -252,7 +269,7 @@ def outcomes_of(before: Ledger, waiters: list[Waiter]) -> tuple[list[Verdict | E
     outcomes: list[Verdict | Exception] = []
     for waiter in waiters:
         try:
-            outcomes.append(waiter.change(ledger))
+            outcomes.append(waiter.change(ledger.copy() if waiter.only_looks else ledger))
         except Exception as broken:  # one caller's fault must not cost the others their answers
             outcomes.append(broken)
     return outcomes, ledger

@@ -4,7 +4,7 @@ A quota that does not parse is refused where it is written; if it got in anyway,
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import structlog
@@ -32,12 +32,19 @@ class Written(Struct, frozen=True):
 
 
 class Governance(Struct, frozen=True):
-    """What one namespace is held to. `at` is the newest version among its quotas."""
+    """What one namespace is held to: its quotas, with the version of each; the default one has none."""
 
     quotas: tuple[Quota, ...] = ()
     policy: Policy = NO_POLICY
-    at: int = 0
-    mistakes: tuple[str, ...] = ()
+    versions: Mapping[str, int] = {}
+    mistakes: Mapping[str, tuple[str, ...]] = {}
+
+
+def is_quota(found: ConfigMap, labels: Iterable[str]) -> bool:
+    """Tell a quota from other ConfigMaps: by its label, or as the ancestors' one."""
+    if (found.metadata.namespace, found.metadata.name) == (LEGACY_NAMESPACE, LEGACY_NAME):
+        return True
+    return any(found.metadata.labels.get(label) == "true" for label in labels)
 
 
 def quotas_in(namespace: str, name: str, data: dict[str, str], unit_mib: int) -> dict[str, Quota]:
@@ -110,6 +117,13 @@ class QuotaFollower:
         """Which quotas do not parse, as they are named in ledgers: there the last good ones may still stand."""
         return frozenset(f"{namespace}/{name}" for _, (namespace, name) in list(self._bad))
 
+    def mistakes_of(self, name: str, held: Iterable[Quota]) -> dict[str, tuple[str, ...]]:
+        """Give what is wrong with a quota that a namespace is held to, wherever that is written."""
+        if all(quota.name != name for quota in held):
+            return {}
+        found = [told for (_, key), told in list(self._bad.items()) if f"{key[0]}/{key[1]}" == name]
+        return {name: found[0]} if found else {}
+
     def governance(self, namespace: str) -> Governance:
         """Give what a namespace is held to; Unavailable while that is not known."""
         # Once known, quotas stay known: informers never forget them, they only grow old.
@@ -162,8 +176,12 @@ class QuotaFollower:
 
     def _join(self, namespace: str) -> None:
         """Put a namespace's quotas together anew; a ConfigMap may be seen under several labels, and counts once."""
-        by_name = {name: written for (_, name), written in self._good.items() if namespace in written.quotas}
-        mistakes = {name: told for (_, name), told in self._bad.items() if name[0] == namespace}
+        by_name: dict[Name, Written] = {}
+        for (_, name), written in self._good.items():
+            # Each label has a watch of its own, and they are not equally fast: the newest copy counts.
+            if namespace in written.quotas and (name not in by_name or by_name[name].version < written.version):
+                by_name[name] = written
+        mistakes = {f"{name[0]}/{name[1]}": told for (_, name), told in self._bad.items() if name[0] == namespace}
         if not by_name and not mistakes:
             self._governed.pop(namespace, None)
             return
@@ -171,6 +189,6 @@ class QuotaFollower:
         self._governed[namespace] = Governance(
             quotas=quotas or self._default.quotas,
             policy=joined([quota.policy for quota in quotas]) if quotas else self._default.policy,
-            at=max((written.version for written in by_name.values()), default=0),
-            mistakes=tuple(line for _, told in sorted(mistakes.items()) for line in told),
+            versions={f"{name[0]}/{name[1]}": written.version for name, written in by_name.items()},
+            mistakes=dict(sorted(mistakes.items())),
         )

@@ -15,6 +15,7 @@ from vcuda.catalogue import size_in_name_mib
 from vcuda.decision import Code, Reason
 from vcuda.model import Model, matches, parse_model
 from vcuda.quota import DENY, EVERY, Quota
+from vcuda.vocabulary import WHOLE
 from vcuda.wishes import Wishes
 
 # Stands for the models of a pod that names none, where neither quotas nor nodes name any.
@@ -61,6 +62,15 @@ class Candidate(Struct, frozen=True):
 
     model: Model
     card_mib: int
+
+    def by_size(self) -> tuple[int, str]:
+        """Order the largest first."""
+        return -self.card_mib, self.model.name
+
+
+def sized(model: Model, card_mib: int) -> Candidate:
+    """Give a model with the memory of its cards; where nobody says it, the name may."""
+    return Candidate(model, card_mib or size_in_name_mib(model.name))
 
 
 class Standing:
@@ -153,17 +163,19 @@ def candidates(quotas: Iterable[Quota], wishes: Wishes, cards: Mapping[str, int]
     """
     quotas = list(quotas)
     lines = dict.fromkeys(line for quota in quotas for line in quota.types if line != EVERY)
-    sizes = sorted(cards.items(), key=lambda each: (-each[1], each[0]))
+    there = sorted((sized(parse_model(name), mib) for name, mib in cards.items()), key=Candidate.by_size)
     known: dict[str, Candidate] = {}
     unknown: dict[str, Candidate] = {}
     for pattern in wishes.models or lines:
-        found = [Candidate(parse_model(name), mib) for name, mib in sizes if matches(pattern, parse_model(name))]
+        found = [each for each in there if matches(pattern, each.model)]
         known.update((each.model.name, each) for each in found if each.model.name not in known)
         if not found:
-            model = parse_model(pattern)
-            unknown.setdefault(model.name, Candidate(model, size_in_name_mib(model.name)))
+            # A wish for a family may be granted by lines for its products.
+            products = [parse_model(line) for line in lines if matches(pattern, parse_model(line))]
+            for model in products or [parse_model(pattern)]:
+                unknown.setdefault(model.name, sized(model, 0))
     if not wishes.models:
-        known.update((name, Candidate(parse_model(name), mib)) for name, mib in sizes if name not in known)
+        known.update((each.model.name, each) for each in there if each.model.name not in known)
     # What some node has comes before what none has.
     ordered = [*known.values(), *unknown.values()]
     allowed = [each for each in ordered if not any(matches(avoided, each.model) for avoided in wishes.avoided)]
@@ -186,10 +198,15 @@ def charge_on(candidate: Candidate, demand: Demand) -> tuple[Charge, Amounts]:
     return Charge(candidate.model.name, amounts[CORES], amounts[MEMORY]), amounts
 
 
-def fit(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int]) -> Fit:
-    """Find a model on which a demand fits a namespace's quotas, or say why there is none."""
+def fit(
+    standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int], annotation: str = "use-gputype"
+) -> Fit:
+    """Find a model on which a demand fits a namespace's quotas, or say why there is none.
+
+    `annotation` is where a pod names its models.
+    """
     choices = candidates(standing.quotas, wishes, cards)
-    reasons = list(undecided(standing.quotas, choices))
+    reasons = list(undecided(standing.quotas, choices, annotation))
     if wishes.avoided and not choices and not standing.grants(ANY):
         reasons = [all_avoided(standing, wishes)]
     choices = choices or [Candidate(ANY, 0)]
@@ -198,17 +215,20 @@ def fit(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, 
             charge, amounts = charge_on(candidate, demand)
             if not standing.grants(candidate.model):
                 reasons.append(not_granted(candidate.model, standing))
+            elif line := unmeasured(candidate, standing, demand):
+                reasons.append(card_unknown(candidate.model, line))
             elif missing := standing.short(candidate.model, amounts):
-                reasons += [exceeded(key, amounts, candidate.model, standing) for key in missing]
+                fixed = not follows_card(demand)
+                reasons += [exceeded(key, amounts, candidate.model, standing, fixed=fixed) for key in missing]
             else:
                 return Fit(charge)
-        reasons = advised(deduplicated(reasons), standing, demand, wishes, cards)
+        reasons = advised(deduplicated(reasons), standing, demand, wishes=wishes, cards=cards, annotation=annotation)
     return Fit(charge_on(choices[0], demand)[0], tuple(reasons))
 
 
 def how_many(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int], wanted: int) -> int:
     """Say how many of a number of equal pods find room."""
-    if list(undecided(standing.quotas, choices := candidates(standing.quotas, wishes, cards))):
+    if list(undecided(standing.quotas, choices := candidates(standing.quotas, wishes, cards), "")):
         return 0
     found = 0
     trial = Standing(standing.quotas)
@@ -225,7 +245,32 @@ def how_many(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[
     return found
 
 
-def undecided(quotas: Iterable[Quota], choices: Sequence[Candidate]) -> Iterable[Reason]:
+def follows_card(demand: Demand) -> bool:
+    """Tell whether what a pod takes depends on the card it gets: all of its memory, or a part of it."""
+    return demand(WHOLE)[MEMORY] != demand(2 * WHOLE)[MEMORY]
+
+
+def unmeasured(candidate: Candidate, standing: Standing, demand: Demand) -> LineKey | None:
+    """Find a line that limits memory which nobody can tell: of a card that no node has, and whose name does not say."""
+    if candidate.card_mib or not follows_card(demand):
+        return None
+    return next((key for key, dimension in standing.lines(candidate.model) if dimension == MEMORY), None)
+
+
+def card_unknown(model: Model, key: LineKey) -> Reason:
+    """Say that what a pod takes cannot be told."""
+    quota, line, dimension = key
+    return Reason(
+        code=Code.CARD_UNKNOWN,
+        field=f"{quota}: types.{line}.{dimension}",
+        value=model.name,
+        message="this quota limits memory, and no node says how much a card of this model has, all or a part of which "
+        "this pod would take",
+        remedy="ask for a part of a card with its memory, name a product such as A100-SXM4-40GB, or wait for a node",
+    )
+
+
+def undecided(quotas: Iterable[Quota], choices: Sequence[Candidate], annotation: str) -> Iterable[Reason]:
     """Refuse a pod that could run on several models where a quota wants it to say which."""
     families = {each.model.family.lower() for each in choices}
     for quota in quotas:
@@ -237,7 +282,7 @@ def undecided(quotas: Iterable[Quota], choices: Sequence[Candidate]) -> Iterable
                 value=DENY,
                 message="this namespace's quota wants every pod to name one GPU model, and this one could run on "
                 + (", ".join(each.model.name for each in choices) or "any"),
-                remedy=f"add the annotation use-gputype with one of {', '.join(listed) or 'its models'}",
+                remedy=f"add the annotation {annotation} with one of {', '.join(listed) or 'its models'}",
             )
             return
 
@@ -247,7 +292,7 @@ def deduplicated(reasons: Iterable[Reason]) -> list[Reason]:
     return list({(reason.code, reason.field, reason.value): reason for reason in reasons}.values())
 
 
-def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing) -> Reason:
+def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing, *, fixed: bool = True) -> Reason:
     """Say by how much a quota is passed, with all numbers, and who holds most of it."""
     quota, line, dimension = key
     asked, used, reserved, hard = amounts[dimension], standing.used[key], standing.reserved[key], standing.hard[key]
@@ -261,15 +306,28 @@ def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing) -
         told += "; more is in use than the quota now allows, and nothing is admitted until it is less"
     if holders := largest(standing.holders, standing, key):
         told += f"; most is held by {', '.join(f'{holder.name} ({holder.amounts[dimension]})' for holder in holders)}"
-    wait = f"wait until {short if free else asked} {UNITS[dimension]} are free, or have the quota raised"
     return Reason(
         code=Code.QUOTA_EXCEEDED,
         field=f"{quota}: types.{line}.{dimension}",
         value=str(asked),
         message=told,
-        remedy=f"ask for at most {free}, {wait}" if free and dimension != PODS else wait,
+        remedy=remedy_for(key, asked, hard, free if fixed or dimension != MEMORY else 0, short),
         numbers={"asked": asked, "used": used, "reserved": reserved, "hard": hard, "short": short},
     )
+
+
+def remedy_for(key: LineKey, asked: int, hard: int, free: int, short: int) -> str:
+    """Say what can be done: ask for what can be had, wait for what is missing, or have the quota raised."""
+    quota, line, dimension = key
+    options = []
+    # Cores are parts of one card or whole cards: 150 cannot be asked for.
+    most = free // WHOLE * WHOLE if dimension == CORES and free >= WHOLE else free
+    if most and dimension != PODS:
+        options.append(f"ask for at most {most}")
+    if asked <= hard:
+        options.append(f"wait until {short} more {UNITS[dimension]} are free")
+    raised = f"have types.{line}.{dimension} of {quota} raised"
+    return f"{', '.join(options)}, or {raised}" if options else raised
 
 
 def largest(holders: Sequence[Holder], standing: Standing, key: LineKey) -> list[Holder]:
@@ -284,20 +342,29 @@ def largest(holders: Sequence[Holder], standing: Standing, key: LineKey) -> list
 
 
 def advised(
-    reasons: list[Reason], standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int]
+    reasons: list[Reason],
+    standing: Standing,
+    demand: Demand,
+    *,
+    wishes: Wishes,
+    cards: Mapping[str, int],
+    annotation: str,
 ) -> list[Reason]:
-    """Add to the first reason which other model would have room."""
+    """Add to the first reason which other model would have room; one that no node has helps nobody, if any is known."""
     if not wishes.models or not standing.quotas:
         return reasons
     others = [
         candidate.model.name
         for candidate in candidates(standing.quotas, Wishes(avoided=(*wishes.avoided, *wishes.models)), cards)
-        if standing.grants(candidate.model) and not standing.short(candidate.model, charge_on(candidate, demand)[1])
+        if standing.grants(candidate.model)
+        and (not cards or any(parse_model(name) == candidate.model for name in cards))
+        and not unmeasured(candidate, standing, demand)
+        and not standing.short(candidate.model, charge_on(candidate, demand)[1])
     ]
     if not others:
         return reasons
     first, *rest = reasons
-    told = f"{first.remedy}; there is room on {', '.join(others)}: name it in the annotation use-gputype"
+    told = f"{first.remedy}; there is room on {', '.join(others)}: name it in the annotation {annotation}"
     return [
         Reason(
             code=first.code,

@@ -32,6 +32,7 @@ class Code(StrEnum):
     BINDING_FOREIGN = "BindingForeign"
     QUOTA_EXCEEDED = "QuotaExceeded"
     QUOTA_INVALID = "QuotaInvalid"
+    CARD_UNKNOWN = "CardUnknown"
     LEDGER_NOT_OPEN = "LedgerNotOpen"
     MODEL_NOT_GRANTED = "ModelNotGranted"
     POOL_NOT_GRANTED = "PoolNotGranted"

@@ -12,7 +12,7 @@ to the same ceilings as everybody else, whatever he has heard of.
 
 import binascii
 import uuid
-from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -31,6 +31,8 @@ WIDTH = 22
 # ConfigMaps hold a mebibyte; what is beyond it could not be written, and nothing could be freed any more.
 MAX_BYTES = 900_000
 MAX_HOLDERS = 8
+# What stands around the pods of a group beside the model's name, and what one holder takes: names have their limits.
+GROUP_BYTES, HOLDER_BYTES = 160, 600
 
 # A pod's uid as it is written here.
 Key = str
@@ -60,6 +62,7 @@ class Document(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     state: State
     quotas_at: int = 0
     quotas: tuple[Quota, ...] = ()
+    versions: dict[str, int] = {}
     groups: tuple[Group, ...] = ()
     holders: tuple[Holder, ...] = ()
 
@@ -89,10 +92,12 @@ class Ledger:
         self.namespace, self.state = namespace, state
         self.quotas: tuple[Quota, ...] = ()
         self.quotas_at = 0
+        self.versions: dict[str, int] = {}
         self.holders: tuple[Holder, ...] = ()
         self._groups: dict[Place, str] = {}
         self._places: dict[Key, Place] = {}
         self._standing: Standing | None = None
+        self._quotas_size: int | None = None
         # Counts what was changed, so that who wrote nothing into it need not write it back.
         self.changes = 0
 
@@ -100,6 +105,7 @@ class Ledger:
         """Give an independent one."""
         other = Ledger(self.namespace, self.state)
         other.quotas, other.quotas_at, other.holders = self.quotas, self.quotas_at, self.holders
+        other.versions, other._quotas_size = self.versions, self._quotas_size
         other._groups, other._places = self._groups.copy(), self._places.copy()
         return other
 
@@ -153,9 +159,10 @@ class Ledger:
             self._touch()
         return found
 
-    def set_quotas(self, quotas: Iterable[Quota], at: int) -> None:
-        """Follow the quotas."""
-        self.quotas, self.quotas_at = tuple(quotas), at
+    def set_quotas(self, quotas: Iterable[Quota], at: int, versions: Mapping[str, int] | None = None) -> None:
+        """Hold to these quotas; `at` is the version up to which they are known, `versions` that of each."""
+        self.quotas, self.quotas_at, self.versions = tuple(quotas), at, dict(versions or {})
+        self._quotas_size = None
         self._touch()
 
     def set_state(self, state: State, namespace: str) -> None:
@@ -198,8 +205,11 @@ class Ledger:
         return total
 
     def size(self) -> int:
-        """Estimate how long the document is: pods, and what stands around them."""
-        return WIDTH * len(self._places) + 160 * len(self._groups) + 4096 * len(self.quotas) + 4096
+        """Say how long the document can be at the most: pods, what stands around them, quotas and holders."""
+        if self._quotas_size is None:
+            self._quotas_size = len(msgspec.json.encode((self.quotas, self.versions)))
+        around = sum(GROUP_BYTES + len(charge.model) for charge, _ in self._groups)
+        return WIDTH * len(self._places) + around + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
 
     def reserve(self, pod: Key, charge: Charge, now_s: int) -> None:
         """Charge a new pod, keeping what is known of the standing: many are reserved in a row."""
@@ -242,6 +252,7 @@ def encode(ledger: Ledger) -> str:
         state=ledger.state,
         quotas_at=ledger.quotas_at,
         quotas=ledger.quotas,
+        versions=ledger.versions,
         groups=tuple(ledger.groups()),
         holders=ledger.holders,
     )
@@ -255,7 +266,7 @@ def decode(text: str) -> Ledger:
         raise ValueError(f"ledger version {document.v} is not known here, {VERSION} is")
     ledger = Ledger(document.namespace, document.state)
     ledger.holders = document.holders
-    ledger.set_quotas(document.quotas, document.quotas_at)
+    ledger.set_quotas(document.quotas, document.quotas_at, document.versions)
     for group in document.groups:
         if len(group.pods) % WIDTH:
             raise ValueError("a group of pods is cut off")
@@ -268,6 +279,17 @@ def decode(text: str) -> Ledger:
     return ledger
 
 
+def reserved_in(text: str) -> Iterator[Key]:
+    """Give the pods that are reserved in a ledger as it is written; none if it is no ledger."""
+    try:
+        groups = DECODER.decode(text).groups
+    except ValueError:
+        return
+    for group in groups:
+        if group.since is not None:
+            yield from split(group.pods)
+
+
 class Claim(Struct, frozen=True):
     """A pod that wants to be charged: what it needs on cards of a size, and where it may run."""
 
@@ -276,6 +298,7 @@ class Claim(Struct, frozen=True):
     wishes: Wishes
     cards: Mapping[str, int]
     dry_run: bool = False
+    annotation: str = "use-gputype"
 
 
 class Verdict(Struct, frozen=True):
@@ -297,7 +320,7 @@ def reserve(ledger: Ledger, claim: Claim, now_s: int, cluster_mode: Mode) -> Ver
         return Verdict(found[0])
     if ledger.size() > MAX_BYTES:
         return Verdict(reasons=(full(ledger),))
-    found_fit: Fit = fit(ledger.standing, claim.demand, claim.wishes, claim.cards)
+    found_fit: Fit = fit(ledger.standing, claim.demand, claim.wishes, claim.cards, claim.annotation)
     if found_fit.reasons and enforced:
         return Verdict(reasons=found_fit.reasons)
     if not claim.dry_run:
@@ -336,18 +359,43 @@ def settle(ledger: Ledger, pod: Key, charge: Charge, cluster_mode: Mode = Mode.E
     return Verdict(charge, audited=reasons)
 
 
-def in_force(ledger: Ledger, current: Iterable[Quota], unreadable: Collection[str]) -> tuple[Quota, ...]:
-    """Give the quotas to hold to: those there are, and the last good ones of those that cannot be read now."""
-    found = list(current)
-    named = {quota.name for quota in found}
-    kept = [quota for quota in ledger.quotas if quota.name in unreadable and quota.name not in named]
-    return tuple(sorted([*found, *kept], key=lambda quota: quota.name)) if kept else tuple(found)
+def follow(ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int]) -> None:
+    """Take quotas over that are newer than those in the ledger, each by itself; take none away.
+
+    For who hears of quotas from several sides, some of them late. That one is gone is for the controller to say; what
+    it took away does not come back by one who has not heard of it.
+    """
+    known = ledger.versions
+    newer = {each.name: each for each in quotas if versions.get(each.name, 0) > known.get(each.name, ledger.quotas_at)}
+    held = {quota.name: quota for quota in ledger.quotas}
+    if all(held.get(name) == quota for name, quota in newer.items()):
+        return
+    # A quota of its own takes the place of the default one, which has no version.
+    kept = {name: quota for name, quota in held.items() if ledger.versions.get(name)}
+    merged = kept | newer
+    current = {name: max(versions.get(name, 0), known.get(name, 0)) for name in merged}
+    ledger.set_quotas([merged[name] for name in sorted(merged)], ledger.quotas_at, current)
 
 
-def follow(ledger: Ledger, quotas: Iterable[Quota], at: int, unreadable: Collection[str] = ()) -> None:
-    """Take quotas over that are newer than those in the ledger."""
-    if at > ledger.quotas_at and (wanted := in_force(ledger, quotas, unreadable)) != ledger.quotas:
-        ledger.set_quotas(wanted, at)
+def confirm(
+    ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int], at: int, is_gone: Callable[[str], bool]
+) -> None:
+    """Make the quotas those there are: what is older than in the ledger does not count, what is missing is asked for.
+
+    `is_gone` is asked of each quota in the ledger that was not heard of, and has to know.
+    """
+    found = {quota.name: quota for quota in quotas}
+    known = {name: versions.get(name, 0) for name in found}
+    for quota in ledger.quotas:
+        version = ledger.versions.get(quota.name, 0)
+        if quota.name in found:
+            if version > known[quota.name]:
+                found[quota.name], known[quota.name] = quota, version
+        elif version and not is_gone(quota.name):
+            found[quota.name], known[quota.name] = quota, version
+    wanted = tuple(found[name] for name in sorted(found))
+    if wanted != ledger.quotas:
+        ledger.set_quotas(wanted, at, known)
 
 
 def not_open(state: State) -> Reason:

@@ -18,6 +18,7 @@ EDITIONS = frozenset({"ti", "super", "ada", "blackwell", "d"})
 MIG = "mig"
 SEPARATORS = re.compile(r"[^0-9A-Za-z.+]+", re.ASCII)
 MIG_PROFILE = re.compile(r"[1-9][0-9]?(c\.[1-9])?g\.[0-9]+gb([.+][a-z.+]+)?", re.ASCII | re.IGNORECASE)
+# A model's name stands in labels, ledgers and messages: none is longer than a label may be.
 MAX_LABEL = 63
 NOT_IN_A_LABEL = re.compile(r"[^0-9A-Za-z._-]+", re.ASCII)
 
@@ -46,6 +47,11 @@ def parse_model(name: str) -> Model:
     if not words or words[0].lower() in BRANDS:
         raise ValueError(f"{name!r} names no GPU model: write one such as A100, T4 or RTX-3090")
     return Model("-".join(words), "-".join(words[: family_length(words)]), profile_of(words))
+
+
+def names_no_card(name: str) -> bool:
+    """Tell whether no card can ever be called so: a series without its number, or something longer than a name."""
+    return len(name) > MAX_LABEL or name.lower() in SERIES
 
 
 def family_length(words: tuple[str, ...]) -> int:

@@ -25,7 +25,7 @@ from vcuda.amounts import CORES, MEMORY, PODS, Ceiling
 from vcuda.decision import shown
 from vcuda.document import DocumentError, parse_documents
 from vcuda.memory import DEFAULT_UNIT_MIB, MIB, are_bytes, mib_asked
-from vcuda.model import Model, matches, parse_model
+from vcuda.model import Model, matches, names_no_card, parse_model
 from vcuda.policy import Burst, Mode, Policy
 from vcuda.quantity import QuantityError, parse
 from vcuda.vocabulary import WHOLE
@@ -133,6 +133,9 @@ class Parser:
 
     def model(self, path: str, line: str) -> None:
         """Expect the name of a model or a family."""
+        if names_no_card(line):
+            self.wrong(path, line, "no card is called so: write a model or a family such as A100, T4 or RTX-3090")
+            return
         try:
             parse_model(line)
         except ValueError as wrong:
@@ -220,18 +223,27 @@ def read_burst(value: Any, parser: Parser) -> Burst:  # noqa: ANN401
         return Burst()
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Read a JSON object in which nothing is said twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"{shown(twice)!r} stands twice in it; write it once")
+    return found
+
+
 def parse_legacy(text: str, name: str) -> dict[str, Quota]:
     """Read the older JSON for all namespaces; a namespace that it does not name has no quota here."""
     try:
-        body = json.loads(text)
-    except ValueError as wrong:
-        raise QuotaError(Mistake(name, "", "", f"not JSON: {wrong}")) from None
+        body = json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as wrong:
+        raise QuotaError(Mistake(name, "", "", f"not JSON as it should be: {wrong}")) from None
     parser = Parser(name, DEFAULT_UNIT_MIB)
     quotas: dict[str, Quota] = {}
     for namespace, entry in parser.mapping("gpu_quota", body, "write namespaces and their quotas").items():
         fields = parser.mapping(namespace, entry, 'write {"quota": {"A100": 4}, "pool": ["training"]}')
         parser.unknown(f"{namespace}.", fields, ("quota", "pool"))
-        counts = parser.mapping(f"{namespace}.quota", fields.get("quota") or {}, "write models and whole GPUs")
+        counts = parser.mapping(f"{namespace}.quota", fields.get("quota", {}), "write models and whole GPUs")
         for model in counts:
             parser.model(f"{namespace}.quota.{model}", model)
         quotas[namespace] = Quota(
@@ -240,6 +252,7 @@ def parse_legacy(text: str, name: str) -> dict[str, Quota]:
                 model: {CORES: WHOLE * parser.whole(f"{namespace}.quota.{model}", cards, "write whole GPUs")}
                 for model, cards in counts.items()
             },
+            unlisted=DENY if "quota" in fields else ALLOW,
             policy=Policy(parser.pools(f"{namespace}.pool", fields.get("pool"))),
         )
     if parser.mistakes:

@@ -18,6 +18,7 @@ ABSENT = (Code.MEMORY_MISSING, Code.CORE_MISSING)
 
 # One unit of memory beside a fraction that follows is the token by which the node knows the container.
 TOKEN = 1
+MOST_COUNTED = 1024 * WHOLE
 
 
 class Role(StrEnum):
@@ -109,6 +110,41 @@ def read_pod(spec: PodSpec, annotations: Mapping[str, str], spoken: Language) ->
         if request is not None:
             found.append(request)
     return Reading(PodRequest(tuple(found)), tuple(reasons))
+
+
+def held_by(spec: PodSpec, annotations: Mapping[str, str], spoken: Language) -> PodRequest:
+    """Read what a pod that exists holds, whatever is wrong with how it asks: it has its resources all the same.
+
+    What cannot be read as a share is counted by its plain numbers.
+    """
+    follows, _ = followers(spec, annotations.get(spoken.names.memory_follows_core, ""), spoken.names)
+    found: list[ContainerRequest] = []
+    for path, role, container in walk(spec):
+        request, wrong = read_container(container, path, role, spoken, follows=container.name in follows)
+        if request is None and wrong:
+            request = ContainerRequest(container.name, role, rough_share(container, spoken), "")
+        if request is not None:
+            found.append(request)
+    return PodRequest(tuple(found))
+
+
+def rough_share(container: Container, spoken: Language) -> Share:
+    """Count the plain numbers of a container; what is none of cores and memory counts as one card."""
+    cores = units = 0
+    for part in asked_for(container):
+        for key, value in part.items():
+            if key not in spoken.by_key:
+                continue
+            kind = key.rpartition("/")[2]
+            try:
+                amount = min(parse(value).whole, MOST_COUNTED)
+            except (QuantityError, TypeError):
+                amount = WHOLE
+            if kind == "vcuda-memory":
+                units = max(units, amount)
+            else:
+                cores = max(cores, amount if kind == "vcuda-core" else WHOLE)
+    return Share(cores, units, follows=not units)
 
 
 def walk(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:

@@ -11,11 +11,12 @@ from msgspec import Struct
 
 from vcuda.decision import Code, Reason, shown
 from vcuda.language import Language
-from vcuda.model import SERIES, matches, parse_model
+from vcuda.model import MAX_LABEL, matches, names_no_card, parse_model
 from vcuda.vocabulary import WHOLE
 
 CORE_LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
 MAX_MODELS = 64
+MAX_TEXT = MAX_MODELS * (MAX_LABEL + 2)
 # Core limit, models, models to avoid.
 KINDS = 3
 
@@ -103,13 +104,13 @@ def core_limit_invalid(key: str, text: str, least: int) -> Reason:
 
 def read_models(key: str, text: str, wrong: Callable[[Reason], None]) -> tuple[str, ...]:
     """Read a list of models, separated by commas; an empty list says nothing."""
-    if text.count(",") >= MAX_MODELS:
+    if text.count(",") >= MAX_MODELS or len(text) > MAX_TEXT:
         wrong(
             Reason(
                 code=Code.MODEL_INVALID,
                 field=annotation_at(key),
                 value=shown(text),
-                message=f"more than {MAX_MODELS} models",
+                message=f"more than {MAX_MODELS} models, or {MAX_TEXT} characters",
                 remedy="name families, such as A100, instead of their products",
             )
         )
@@ -135,12 +136,12 @@ def models_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     unknown: list[str] = []
     for word in filter(None, map(str.strip, text.split(","))):
         try:
-            model = parse_model(word)
+            model = parse_model(word[: MAX_LABEL + 1])
         except ValueError:
             unknown.append(word)
             continue
         # A list that was separated otherwise, or a series, which is no model yet, would match nothing for ever.
-        if any(mark in word for mark in ";|") or model.name.lower() in SERIES:
+        if any(mark in word for mark in ";|") or names_no_card(model.name):
             unknown.append(word)
         else:
             models[model.name] = None

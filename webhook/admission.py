@@ -4,7 +4,7 @@ Both serving paths call these functions and nothing else, so that no rule depend
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -63,13 +63,8 @@ class Policies(Protocol):
         """Give the policy of a namespace; Unavailable while it is not known."""
         ...
 
-    def quotas(self, namespace: str) -> tuple[Sequence[Quota], int]:
-        """Give the quotas of a namespace, and the newest version among them."""
-        ...
-
-    @property
-    def unreadable(self) -> Collection[str]:
-        """Name the quotas that cannot be read now."""
+    def quotas(self, namespace: str) -> tuple[Sequence[Quota], Mapping[str, int]]:
+        """Give the quotas of a namespace, and the version of each."""
         ...
 
     @property
@@ -79,9 +74,13 @@ class Policies(Protocol):
 
 
 class Wanted(Struct, frozen=True):
-    """What has to be done to the namespace's ledger before a decision counts; if it is only asked, it need not be."""
+    """What has to be done to the namespace's ledger before a decision counts.
+
+    A dry run only looks at it. Advice does so, too, and if there is none, the decision stands all the same.
+    """
 
     change: Callable[[Ledger], Verdict]
+    only_looks: bool = False
     is_advice: bool = False
 
 
@@ -222,11 +221,18 @@ class Admission:
             found = decode_object(request.object, ConfigMap, "request.object")
             return check_quota(found, request.namespace, request.name, self.rules), None
         if kind in KINDS and not request.sub_resource:
-            maker = read_workload(request.object, request, "request.object")
-            before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-            decision, more = check_workload(maker, before, self.rules, policy)
-            return decision, Wanted(self._counting(more, policy), is_advice=True) if more else None
+            return self._check_workload(request, policy)
         return ALLOWED, None
+
+    def _check_workload(self, request: Request, policy: Policy) -> tuple[Decision, Wanted | None]:
+        """Check a workload, and ask how many of its pods find room."""
+        maker = read_workload(request.object, request, "request.object")
+        before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
+        decision, more = check_workload(maker, before, self.rules, policy)
+        if more is None:
+            return decision, None
+        count = self._counting(more, request.namespace, policy)
+        return decision, Wanted(count, only_looks=True, is_advice=True)
 
     def _check_creation(self, request: Request, policy: Policy) -> tuple[Decision, Wanted | None]:
         """Check a new pod, and say what it has to be charged."""
@@ -249,8 +255,9 @@ class Admission:
             wishes=asked.wishes,
             cards=sizes_mib(self.policies.cards, policy.pools),
             dry_run=bool(request.dry_run),
+            annotation=self.rules.names.use_models,
         )
-        return decision, Wanted(self._reserving(claim, request.namespace))
+        return decision, Wanted(self._reserving(claim, request.namespace), only_looks=claim.dry_run)
 
     def _demand(self, asked: Asked) -> Callable[[int], Amounts]:
         return partial(asked.request.demand, unit_mib=self.rules.language.unit_mib)
@@ -259,17 +266,18 @@ class Admission:
         """Charge a pod, to the quotas in the ledger or to those that are newer."""
 
         def change(ledger: Ledger) -> Verdict:
-            follow(ledger, *self.policies.quotas(namespace), self.policies.unreadable)
+            follow(ledger, *self.policies.quotas(namespace))
             return reserve(ledger, claim, int(self._now()), self.rules.cluster_mode)
 
         return change
 
-    def _counting(self, making: Making, policy: Policy) -> Callable[[Ledger], Verdict]:
+    def _counting(self, making: Making, namespace: str, policy: Policy) -> Callable[[Ledger], Verdict]:
         """Count how many of a workload's pods find room."""
         cards = sizes_mib(self.policies.cards, policy.pools)
         demand = self._demand(making.asked)
 
         def count(ledger: Ledger) -> Verdict:
+            follow(ledger, *self.policies.quotas(namespace))
             return Verdict(warnings=beyond_quota(making, ledger.standing, demand, cards))
 
         return count

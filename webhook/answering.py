@@ -115,7 +115,7 @@ class Responder:
                 except Exception as broken:  # the outermost frame of a request
                     later(self.failed(route, broken))
 
-            self._charging.submit(request.namespace, wanted.change, within_s, settled)
+            self._charging.submit(request.namespace, wanted.change, within_s, settled, only_looks=wanted.only_looks)
         except Exception as broken:  # the outermost frame of a request
             return self.failed(route, broken)
         return Way.LATER
@@ -123,7 +123,9 @@ class Responder:
     def settle(self, outcome: Outcome, wanted: Wanted, namespace: str, within_s: float) -> Outcome:
         """Do to the ledger what a decision wants."""
         try:
-            verdict: Verdict | Exception = self._charging.apply(namespace, wanted.change, within_s)
+            verdict: Verdict | Exception = self._charging.apply(
+                namespace, wanted.change, within_s, only_looks=wanted.only_looks
+            )
         except Unavailable as broken:
             verdict = broken
         return self.settled(outcome, wanted, verdict)
@@ -135,7 +137,7 @@ class Responder:
             if wanted.is_advice and isinstance(verdict, Unavailable):
                 return outcome
             raise verdict
-        return outcome.settled(verdict)
+        return outcome.settled(Verdict(warnings=verdict.warnings) if wanted.is_advice else verdict)
 
     def begin(self, content_type: str, body: bytes) -> Request:
         """Read the question."""

@@ -1,6 +1,6 @@
 """What admission has to know of the cluster beside the review: quotas, and the cards there are."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.interface import Cluster
 from ledger.cards import CatalogueFollower
@@ -40,11 +40,6 @@ class ClusterPolicies:
         return self._follower.invalid
 
     @property
-    def unreadable(self) -> Collection[str]:
-        """Which quotas do not parse."""
-        return self._follower.unreadable
-
-    @property
     def cards(self) -> Sequence[Card]:
         """The kinds of cards that the cluster has."""
         return self._catalogue.cards
@@ -53,10 +48,10 @@ class ClusterPolicies:
         """Give what the namespace's quotas say together."""
         return self._follower.policy(namespace)
 
-    def quotas(self, namespace: str) -> tuple[Sequence[Quota], int]:
-        """Give the namespace's quotas, and the newest version among them."""
+    def quotas(self, namespace: str) -> tuple[Sequence[Quota], Mapping[str, int]]:
+        """Give the namespace's quotas, and the version of each."""
         found = self._follower.governance(namespace)
-        return found.quotas, found.at
+        return found.quotas, found.versions
 
 
 class FixedPolicies:
@@ -64,12 +59,11 @@ class FixedPolicies:
 
     def __init__(self, quotas: dict[str, list[Quota]] | None = None, cards: Sequence[Card] = ()) -> None:
         self._quotas, self.cards = quotas or {}, cards
-        self.unreadable: Collection[str] = ()
 
     def policy(self, namespace: str) -> Policy:
         """Give what the namespace's quotas say together."""
         return joined([quota.policy for quota in self._quotas.get(namespace, ())])
 
-    def quotas(self, namespace: str) -> tuple[Sequence[Quota], int]:
+    def quotas(self, namespace: str) -> tuple[Sequence[Quota], Mapping[str, int]]:
         """Give the namespace's quotas."""
-        return tuple(self._quotas.get(namespace, ())), 1
+        return tuple(self._quotas.get(namespace, ())), {}

@@ -146,13 +146,19 @@ def check_updated(new: Pod, old: Pod, rules: Rules, user: User) -> Decision:
     if now == before:
         return Decision()
     owned = [key for key in {**before, **now} if rules.owns(key) and now.get(key) != before.get(key)]
-    frozen = [key for key in rules.frozen if now.get(key) != before.get(key)] if is_governed(old, rules) else []
+    # Also on a pod that was there before Quotient: it is charged by what its annotations say.
+    frozen = [key for key in rules.frozen if now.get(key) != before.get(key)] if is_charged(old, rules) else []
     return Decision(
         tuple(
             [annotation_owned(key, now, before) for key in owned]
             + [annotation_frozen(key, now, before, rules.language.renamed.get(key, key)) for key in frozen]
         )
     )
+
+
+def is_charged(pod: Pod, rules: Rules) -> bool:
+    """Tell whether a pod holds something of its namespace's quota."""
+    return has_gpu(pod.metadata.noted, pod.spec, rules)
 
 
 def is_governed(pod: Pod, rules: Rules) -> bool:

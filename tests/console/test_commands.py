@@ -155,6 +155,7 @@ def test_codes_are_stable() -> None:
         "QuantityInvalid",
         "QuotaInvalid",
         "LedgerNotOpen",
+        "CardUnknown",
         "CoreInvalid",
         "MemoryInvalid",
         "MemoryMissing",

@@ -136,8 +136,8 @@ def test_a_refusal_says_everything() -> None:
     assert reason.numbers == {"asked": 50, "used": 350, "reserved": 25, "hard": 400, "short": 25}
     assert str(reason) == (
         "team/q: types.A100.cores: '50': asked 50 cores (100 = one GPU) of A100; used 350, reserved 25, hard 400: "
-        "short by 25; most is held by Job/train (300); ask for at most 25, wait until 25 cores are free, or have the "
-        "quota raised; there is room on T4: name it in the annotation use-gputype"
+        "short by 25; most is held by Job/train (300); ask for at most 25, wait until 25 more cores are free, or "
+        "have types.A100.cores of team/q raised; there is room on T4: name it in the annotation use-gputype"
     )
 
 

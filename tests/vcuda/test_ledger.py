@@ -15,6 +15,7 @@ from vcuda.ledger import (
     Key,
     Ledger,
     State,
+    confirm,
     decode,
     encode,
     follow,
@@ -193,13 +194,46 @@ def test_newer_quotas_are_taken_over_and_older_are_not() -> None:
     """So a replica that has not heard of a change cannot undo it."""
     ledger, newer = opened(), parse_quota("types: {A100: {cores: 1}}", "team/q")
     older = ledger.quotas
-    follow(ledger, [newer], 5)
+    follow(ledger, [newer], {"team/q": 5})
     assert ledger.quotas == (newer,)
-    follow(ledger, older, 4)
+    follow(ledger, older, {"team/q": 4})
     assert ledger.quotas == (newer,)
     changes = ledger.changes
-    follow(ledger, [newer], 9)
+    follow(ledger, [newer], {"team/q": 9})
     assert ledger.changes == changes
+
+
+def test_each_quota_is_as_new_as_it_is() -> None:
+    """Who has heard of one change and not of another brings only the one; and brings nothing back that went."""
+    one, lowered, other = (
+        parse_quota(text, name)
+        for text, name in (
+            ("types: {A100: {cores: 400}}", "kube-system/gpuquota"),
+            ("types: {A100: {cores: 100}}", "kube-system/gpuquota"),
+            ("types: {T4: {cores: 1}}", "team/q"),
+        )
+    )
+    ledger = Ledger("u", State.OPEN)
+    ledger.set_quotas([lowered], 35, {lowered.name: 35})
+    follow(ledger, [one, other], {one.name: 30, other.name: 40})
+    assert list(ledger.quotas) == [lowered, other]
+    confirm(ledger, [other], {other.name: 40}, 50, lambda _: True)
+    assert list(ledger.quotas) == [other]
+    follow(ledger, [one, other], {one.name: 30, other.name: 40})
+    assert list(ledger.quotas) == [other]
+
+
+def test_the_controller_takes_away_only_what_is_gone() -> None:
+    """What it has not heard of yet may be newer than what it knows; the default needs no proof."""
+    default, own = parse_quota("types: {}", "configuration/defaultQuota"), parse_quota("types: {T4: {cores: 1}}", "a/q")
+    ledger = Ledger("u", State.OPEN)
+    ledger.set_quotas([default], 1)
+    follow(ledger, [own], {own.name: 40})
+    assert ledger.quotas == (own,)
+    confirm(ledger, [default], {}, 30, lambda _: False)
+    assert own in ledger.quotas
+    confirm(ledger, [default], {}, 60, lambda _: True)
+    assert ledger.quotas == (default,)
 
 
 SETTLED = {

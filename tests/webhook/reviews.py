@@ -38,13 +38,12 @@ class GivenPolicies:
     def __init__(self, policy: Policy | None = None, quotas: Sequence[Quota] = ()) -> None:
         self._policy, self._quotas = policy or Policy(), quotas
         self.cards: Sequence[Card] = ()
-        self.unreadable: Sequence[str] = ()
 
     def policy(self, namespace: str) -> Policy:  # noqa: ARG002
         return self._policy
 
-    def quotas(self, namespace: str) -> tuple[Sequence[Quota], int]:  # noqa: ARG002
-        return self._quotas, 1
+    def quotas(self, namespace: str) -> tuple[Sequence[Quota], dict[str, int]]:  # noqa: ARG002
+        return self._quotas, {}
 
 
 def review(obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, **request: Any) -> Obj:

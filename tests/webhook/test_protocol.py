@@ -88,11 +88,7 @@ class Failing:
     def policy(self, namespace: str) -> Policy:  # noqa: ARG002
         raise self._broken
 
-    def quotas(self, namespace: str) -> tuple[list[Quota], int]:  # noqa: ARG002
-        raise self._broken
-
-    @property
-    def unreadable(self) -> list[str]:
+    def quotas(self, namespace: str) -> tuple[list[Quota], dict[str, int]]:  # noqa: ARG002
         raise self._broken
 
     @property

@@ -71,9 +71,11 @@ def test_a_pod_that_was_there_before_quotient_stays_usable(api: Caller) -> None:
     before = pod(gpu(core="150"), annotations={NAMES.core_limit: "x"}, nodeName="n", schedulerName="other")
     after = copy.deepcopy(before)
     after["metadata"]["labels"]["new"] = "label"
-    after["metadata"]["annotations"] |= {"other": "x", NAMES.core_limit: "80"}
+    after["metadata"]["annotations"] |= {"other": "x"}
     assert api.mutate(after, "UPDATE", before).patch == []
     assert api.validate(after, "UPDATE", before).allowed
+    after["metadata"]["annotations"] |= {NAMES.memory_follows_core: "c0"}
+    assert api.validate(after, "UPDATE", before).codes == ["AnnotationFrozen"], "it is charged by what they say"
 
 
 def test_an_update_of_something_else_changes_nothing(api: Caller) -> None:
