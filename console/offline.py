@@ -191,6 +191,8 @@ def quotas_in(document: dict[str, Any], source: str, unit_mib: int) -> Iterator[
     """Give the quotas of one document, with the namespace each is for."""
     if document.get("kind") == "ConfigMap":
         metadata, data = document.get("metadata") or {}, document.get("data") or {}
+        if not isinstance(metadata, dict) or not isinstance(data, dict):
+            raise QuotaError(Mistake(source, "data", "", "is no mapping; write it as a ConfigMap has it"))
         name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace", EVERYWHERE))
         if (namespace, name) == (LEGACY_NAMESPACE, LEGACY_NAME) or LEGACY_KEY in data:
             yield from parse_legacy(str(data.get(LEGACY_KEY, "")), f"{namespace}/{name}").items()

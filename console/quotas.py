@@ -1,10 +1,11 @@
 """`quotient quota`: how namespaces stand with their quotas; `quotient quota lint`: what is questionable about them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 import msgspec
+from msgspec import Struct
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,16 +14,27 @@ from console.offline import Quotas, judge, objects_of, quotas_in
 from console.printing import wide_console
 from settings.configuration import Configuration
 from settings.loading import Loaded
-from vcuda.advice import Stock, doubts
+from vcuda.advice import Doubt, Stock, doubts
 from vcuda.charging import Holder
+from vcuda.decision import Unavailable
 from vcuda.document import DocumentError, parse_documents
 from vcuda.ledger import Key, Ledger
-from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
+from vcuda.names import (
+    LEGACY_KEY,
+    LEGACY_NAME,
+    LEGACY_NAMESPACE,
+    QUOTA_KEY,
+    QUOTA_STATUS,
+    STATUS_KEY,
+    STATUS_LABEL,
+)
 from vcuda.quota import Mistake, Quota, QuotaError
 from webhook.service import rules_of
 from webhook.workloads import KINDS
 
 SHOW = "show"
+# Of a workload with more pods, the first show what becomes of them.
+MOST_REPLICAS = 1000
 TEMPLATES = {"CronJob": ("jobTemplate", "spec", "template")}
 
 Status = dict[str, Any]
@@ -80,7 +92,7 @@ def from_cluster(configuration: Configuration, namespace: str | None) -> dict[st
     cluster = connected(configuration)
     try:
         listing = cluster.list(CONFIG_MAPS, namespace or "", Selector(labels=STATUS_LABEL))
-    except ApiError as refused:
+    except (ApiError, Unavailable) as refused:
         hint = "" if namespace else "; name a namespace of yours: quotient quota NAMESPACE"
         raise click.UsageError(f"{refused}{hint}") from None
     return {
@@ -93,7 +105,6 @@ def from_cluster(configuration: Configuration, namespace: str | None) -> dict[st
 def connected(configuration: Configuration) -> Any:  # noqa: ANN401 - a cluster, loaded when it is needed
     """Connect to the configured cluster."""
     from cluster.api import connect  # noqa: PLC0415
-    from vcuda.decision import Unavailable  # noqa: PLC0415
 
     try:
         return connect(configuration.cluster.kubeconfig, configuration.cluster.context).bounded(15)
@@ -153,10 +164,10 @@ def from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, Status]:
 
     rules = rules_of(loaded.configuration)
     documents = documents_in(files)
-    try:
-        quotas = Quotas(grouped(documents, rules.language.unit_mib))
-    except QuotaError as wrong:
-        raise click.UsageError(str(wrong)) from None
+    found = quotas_among(documents, loaded.configuration)
+    if found.mistakes:
+        raise click.UsageError("\n".join(map(str, found.mistakes)))
+    quotas = Quotas(found.quotas)
     owners: dict[str, dict[Key, str]] = {name: {} for name in quotas.namespaces}
     refused: dict[str, dict[str, str]] = {name: {} for name in quotas.namespaces}
     for _, document in documents:
@@ -185,32 +196,70 @@ def holders_of(ledger: Ledger, owners: Mapping[Key, str]) -> list[Holder]:
     return found
 
 
-def grouped(documents: Iterable[tuple[str, Document]], unit_mib: int) -> dict[str, list[Quota]]:
-    """Find the quotas among documents, by namespace."""
-    found: dict[str, list[Quota]] = {}
+class Found(Struct):
+    """What files hold of quotas: those in force, by namespace; what is wrong with others, and what is doubtful."""
+
+    quotas: dict[str, list[Quota]] = {}
+    mistakes: list[Mistake] = []
+    doubts: list[Doubt] = []
+
+
+def quotas_among(documents: Iterable[tuple[str, Document]], configuration: Configuration) -> Found:
+    """Find the quotas among documents; other ConfigMaps are nobody's business."""
+    labels = [names.quota_label for names in rules_of(configuration).language.all_names]
+    found = Found()
     for file, document in documents:
-        if document.get("kind", "ConfigMap") == "ConfigMap":
-            for namespace, each in quotas_in(document, file, unit_mib):
-                found.setdefault(namespace or "default", []).append(each)
+        if document.get("kind", "ConfigMap") != "ConfigMap" or not may_be_quota(document, labels):
+            continue
+        try:
+            for namespace, each in quotas_in(document, file, configuration.memory_unit_mib):
+                found.quotas.setdefault(namespace or "default", []).append(each)
+                if document.get("kind") and not has_label(document, labels):
+                    remedy = f'add the label {labels[0]}: "true"'
+                    found.doubts.append(Doubt(each.name, "metadata.labels", "it is no quota without its label", remedy))
+        except QuotaError as wrong:
+            found.mistakes += wrong.mistakes
     return found
 
 
+def part_of(document: Document, field: str) -> dict[str, Any]:
+    """Give a part of a document that should be a mapping; an empty one if it is not."""
+    found = document.get(field)
+    return found if isinstance(found, dict) else {}
+
+
+def has_label(document: Document, labels: Sequence[str]) -> bool:
+    """Tell whether a ConfigMap is in force as a quota."""
+    metadata = part_of(document, "metadata")
+    if (metadata.get("namespace"), metadata.get("name")) == (LEGACY_NAMESPACE, LEGACY_NAME):
+        return True
+    return any(part_of(metadata, "labels").get(label) == "true" for label in labels)
+
+
+def may_be_quota(document: Document, labels: Sequence[str]) -> bool:
+    """Tell a quota, or what looks like one, from other ConfigMaps."""
+    data = part_of(document, "data")
+    return not document.get("kind") or has_label(document, labels) or QUOTA_KEY in data or LEGACY_KEY in data
+
+
 def pods_of(document: Document) -> Iterable[tuple[str, Document]]:
-    """Give the pods that a document stands for, with what people know them by."""
-    kind, metadata = str(document.get("kind", "")), dict(document.get("metadata") or {})
+    """Give the pods that a document stands for, with what people know them by; a few of very many are enough."""
+    kind, metadata = str(document.get("kind", "")), part_of(document, "metadata")
     name = str(metadata.get("name") or metadata.get("generateName") or "")
     if kind == "Pod":
-        yield f"Pod/{name}", document
+        yield f"Pod/{name}", document | {"metadata": metadata}
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if (group, kind) not in KINDS:
         return
-    spec: Any = document.get("spec") or {}
+    outer = spec = part_of(document, "spec")
     for step in TEMPLATES.get(kind, ("template",)):
-        outer, spec = spec, (spec or {}).get(step) or {}
+        outer, spec = spec, part_of(spec, step)
     count = outer.get("replicas", outer.get("parallelism", 1))
-    for number in range(count if isinstance(count, int) else 1):
-        made = {**(spec.get("metadata") or {}), "name": f"{name}-{number}", "namespace": metadata.get("namespace")}
-        yield f"{kind}/{name}", {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": spec.get("spec") or {}}
+    for number in range(min(count, MOST_REPLICAS) if isinstance(count, int) else 1):
+        made = {**part_of(spec, "metadata"), "name": f"{name}-{number}"}
+        if metadata.get("namespace"):
+            made["namespace"] = metadata["namespace"]
+        yield f"{kind}/{name}", {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": part_of(spec, "spec")}
 
 
 @quota.command()
@@ -225,24 +274,17 @@ def lint(context: click.Context, files: tuple[str, ...], output: str) -> None:
     """
     loaded: Loaded = context.obj
     documents = documents_in(files) if files else live(loaded.configuration)
-    errors: list[Mistake] = []
-    found: dict[str, list[Quota]] = {}
-    for file, document in documents:
-        if document.get("kind", "ConfigMap") != "ConfigMap":
-            continue
-        try:
-            for namespace, each in quotas_in(document, file, loaded.configuration.memory_unit_mib):
-                found.setdefault(namespace or "default", []).append(each)
-        except QuotaError as wrong:
-            errors += wrong.mistakes
+    found = quotas_among(documents, loaded.configuration)
+    errors = found.mistakes
     nodes = [document for _, document in documents if document.get("kind") == "Node"]
-    warnings = doubts(found, stocks_of(nodes, loaded.configuration) if nodes or not files else None)
+    stocks = stocks_of(nodes, loaded.configuration) if nodes or not files else None
+    warnings = [*found.doubts, *doubts(found.quotas, stocks)]
     for mistake in errors:
         tell({"level": "error", **msgspec.to_builtins(mistake)}, str(mistake), output)
     for doubt in warnings:
         tell({"level": "warning", **msgspec.to_builtins(doubt)}, f"warning: {doubt}", output)
     if output == "text" and not errors and not warnings:
-        click.echo(f"{sum(map(len, found.values()))} quotas, nothing to say", err=True)
+        click.echo(f"{sum(map(len, found.quotas.values()))} quotas, nothing to say", err=True)
     context.exit(1 if errors else 0)
 
 
@@ -256,7 +298,6 @@ def live(configuration: Configuration) -> list[tuple[str, Document]]:
     from cluster.errors import ApiError  # noqa: PLC0415
     from cluster.interface import Selector  # noqa: PLC0415
     from cluster.objects import CONFIG_MAPS, NODES  # noqa: PLC0415
-    from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE  # noqa: PLC0415
 
     cluster = connected(configuration)
     selectors = [Selector(labels=f"{names.quota_label}=true") for names in rules_of(configuration).language.all_names]
@@ -264,7 +305,7 @@ def live(configuration: Configuration) -> list[tuple[str, Document]]:
         maps = [each for selector in selectors for each in cluster.list(CONFIG_MAPS, "", selector).items]
         maps += cluster.list(CONFIG_MAPS, LEGACY_NAMESPACE, Selector(fields=f"metadata.name={LEGACY_NAME}")).items
         nodes = cluster.list(NODES).items
-    except ApiError as refused:
+    except (ApiError, Unavailable) as refused:
         raise click.UsageError(f"{refused}; lint files instead: quotient quota lint FILE...") from None
     by_name = {(each.metadata.namespace, each.metadata.name): each for each in maps}
     return [("cluster", {"kind": "ConfigMap", **msgspec.to_builtins(each)}) for each in by_name.values()] + [
@@ -273,13 +314,22 @@ def live(configuration: Configuration) -> list[tuple[str, Document]]:
 
 
 def stocks_of(nodes: Iterable[Document], configuration: Configuration) -> list[Stock]:
-    """Count the cards of nodes, by model and memory."""
+    """Count the cards of nodes, by model and memory; of a node with labels alone, by the cores it offers."""
     from cluster.objects import Node  # noqa: PLC0415
     from controller.holdings import machine_of  # noqa: PLC0415
 
     counts: dict[tuple[str, int], int] = {}
-    spoken = rules_of(configuration).language
+    rules = rules_of(configuration)
     for document in nodes:
-        for gpu in machine_of(msgspec.convert(document, Node), spoken).gpus:
-            counts[gpu.model, gpu.memory_mib] = counts.get((gpu.model, gpu.memory_mib), 0) + 1
+        try:
+            node = msgspec.convert(document, Node)
+        except msgspec.ValidationError as wrong:
+            raise click.UsageError(f"Node {part_of(document, 'metadata').get('name', '')}: {wrong}") from None
+        machine = machine_of(node, rules.language)
+        cores = node.status.capacity.get(rules.names.core, "")
+        for card in machine.cards():
+            held = sum((gpu.model, gpu.memory_mib) == (card.model, card.memory_mib) for gpu in machine.gpus)
+            offered = int(cores) // 100 if cores.isdecimal() else 0
+            key = card.model, card.memory_mib
+            counts[key] = counts.get(key, 0) + (held or offered)
     return [Stock(model, cards, memory_mib) for (model, memory_mib), cards in sorted(counts.items())]

@@ -85,6 +85,11 @@ def beyond(quota: Quota, stocks: Sequence[Stock]) -> Iterator[Doubt]:
             CORES: sum(stock.cards for stock in matching) * WHOLE,
             MEMORY: sum(stock.cards * stock.memory_mib for stock in matching),
         }
+        # Of cards that nobody counted, or whose memory nobody said, nothing can be added up.
+        if not all(stock.cards for stock in matching):
+            continue
+        if not all(stock.memory_mib for stock in matching):
+            del there[MEMORY]
         for dimension, most in limits.items():
             if dimension in there and most > there[dimension]:
                 yield Doubt(

@@ -255,3 +255,84 @@ def test_a_forged_status_is_written_anew(world: World) -> None:
     eventually(lambda: world.status().get("v") == 1, "the truth")
     world.cluster.delete(CONFIG_MAPS, QUOTA_STATUS, TEAM)
     eventually(lambda: world.status().get("v") == 1, "the truth again")
+
+
+def test_what_a_pod_has_counts_however_it_was_asked_for(world: World) -> None:
+    """Pods that today's rules refuse hold their GPUs all the same; nothing a tenant writes on one takes that away."""
+    world.quota("types: {A100: {cores: 1000}}")
+    world.pod("odd", core=150, nodeName="n", models="A100")
+    world.pod("bare", core=50, memory=0, nodeName="n", models="A100")
+    world.pod("plain", core=20, nodeName="n", models="A100")
+    world.start()
+    eventually(lambda: world.taken("A100") == 220, "all of them")
+    world.cluster.patch(PODS, "plain", TEAM, {"metadata": {"annotations": {NAMES.memory_follows_core: "c"}}})
+    world.pod("last", core=1, nodeName="n", models="A100")
+    eventually(lambda: world.taken("A100") == 221, "the last one")
+
+
+def test_a_quota_that_was_never_good_is_not_passed_over_in_silence(world: World) -> None:
+    """It limits nothing, and that is said."""
+    world.quota("types: {A100: {core: 1}}")
+    world.start()
+    eventually(lambda: "NOT in force" in str(world.status().get("notes")), "the note")
+
+
+def test_the_list_of_cards_is_written_again_at_once(world: World) -> None:
+    """Whoever deletes it."""
+    world.node("a", ("Tesla T4", 15360))
+    world.start()
+
+    def is_there() -> bool:
+        try:
+            return "T4" in world.cluster.get(CONFIG_MAPS, CATALOGUE, SYSTEM).data[CATALOGUE_KEY]
+        except NotFound:
+            return False
+
+    eventually(is_there, "the catalogue")
+    world.cluster.delete(CONFIG_MAPS, CATALOGUE, SYSTEM)
+    eventually(is_there, "the catalogue again")
+
+
+def names_in(world: World) -> set[str]:
+    return {each.metadata.name for each in world.cluster.list(CONFIG_MAPS, SYSTEM).items}
+
+
+@pytest.mark.parametrize("harm", ["deleted", "spoilt"])
+def test_without_the_list_of_ledgers_a_missing_one_counts_as_lost(world: World, harm: str) -> None:
+    """For as long as a pod may appear that it had admitted; and the list is made anew."""
+    world.quota("types: {A100: {cores: 1000}}")
+    world.cluster.create(NAMESPACES, {"metadata": {"name": "other"}})
+    world.quota("types: {A100: {cores: 1000}}", namespace="other")
+    world.start()
+    eventually(world.status, "the quota")
+    eventually(lambda: LEDGER_PREFIX + "other" in names_in(world), "the other quota")
+    world.stop()
+    if harm == "deleted":
+        world.cluster.delete(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM)
+    else:
+        world.cluster.patch(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM, {"data": {"namespaces": "["}})
+    world.cluster.delete(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
+    world.start()
+    eventually(lambda: world.taken("A100") == 0 and world.ledger().state is State.CLOSED, "a closed ledger")
+    eventually(lambda: "other" in str(world.cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM).data), "the list")
+
+
+def test_a_standby_remembers_nothing(world: World) -> None:
+    """It looks at everything when it begins to lead."""
+    world.quota("types: {A100: {cores: 1000}}")
+    world.start()
+    eventually(world.status, "the quota")
+    second = Configuration(controller=Controller(address="127.0.0.1", ops_port=0, identity="second"))
+    standby = Service(second, world.cluster).start()
+    try:
+        eventually(lambda: standby.keeper.synced, "the standby")
+        for index in range(5):
+            world.pod(f"p-{index}", nodeName="n", models="A100")
+        eventually(lambda: world.taken("A100") == 500, "the usage")
+        for index in range(5):
+            world.cluster.delete(PODS, f"p-{index}", TEAM, grace_s=0)
+        eventually(lambda: world.taken("A100") == 0, "the room")
+        assert all(not seen.gone for seen in standby.keeper._seen.values())
+        assert standby.keeper.lag_s() == 0
+    finally:
+        standby.stop()

@@ -185,3 +185,14 @@ def test_who_waits_at_the_end_is_told(cluster: Counting, cashier: Cashier) -> No
     assert isinstance(answers[0], Unavailable)
     with pytest.raises(Unavailable):
         cashier.submit(TEAM, asking(1), 1, answers.append)
+
+
+def test_who_only_looks_changes_nothing(cluster: Counting, cashier: Cashier) -> None:
+    """Whatever the change does; and makes no ledger where there is none."""
+    assert not cashier.apply(TEAM, asking(10), 5, only_looks=True).reasons
+    assert cashier.apply(TEAM, asking(101), 5, only_looks=True).reasons
+    assert not cashier.apply("default", asking(10), 5, only_looks=True).reasons
+    assert cluster.writes == 0
+    books = Books(cluster, SYSTEM)
+    assert books.read("default") is None
+    assert len(books.read(TEAM).ledger) == 0  # type: ignore[union-attr]

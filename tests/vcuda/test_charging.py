@@ -173,3 +173,56 @@ def test_how_many_pods_find_room() -> None:
     assert how_many(standing, needs(50), Wishes(models=("T4",)), {}, 10) == 2
     assert how_many(Standing([]), needs(50), Wishes(), {}, 10) == 10
     assert standing.taken == Amounts()
+
+
+def test_memory_that_nobody_can_tell_is_not_granted() -> None:
+    """All of a card that no node has, or a part of it, may be anything; what is asked for in numbers is known."""
+    limited, free = quota("types: {A100: {cores: 400, memory: 40Gi}}"), quota("types: {A100: {cores: 400}}")
+    wishes = Wishes(models=("A100",))
+    (reason,) = fit(Standing([limited]), whole_card, wishes, {}).reasons
+    assert reason.code is Code.CARD_UNKNOWN
+    assert fit(Standing([limited]), needs(50, 1024), wishes, {}).reasons == ()
+    assert fit(Standing([free]), whole_card, wishes, {}).reasons == ()
+    assert fit(Standing([limited]), whole_card, wishes, {"A100-SXM4-40GB": 0}).charge.memory_mib == 40960
+    assert fit(Standing([limited]), whole_card, Wishes(models=("A100-PCIE-40GB",)), {}).charge.memory_mib == 40960
+
+
+def test_a_family_may_be_granted_by_its_products() -> None:
+    """Also while no node has any."""
+    standing = Standing([quota("types: {A100-SXM4-40GB: {cores: 100}}")])
+    assert fit(standing, needs(50), Wishes(models=("A100",)), {}).charge.model == "A100-SXM4-40GB"
+
+
+REMEDIES = {
+    "whole cards are not asked for in parts": (
+        50,
+        200,
+        200,
+        "ask for at most 100, wait until 50 more cores are free, or",
+    ),
+    "a part of a card is": (70, 50, 100, "ask for at most 30, wait until 20 more cores are free, or"),
+    "more than the quota ever allows": (0, 50, 10, "ask for at most 10, or have types.A100.cores of team/q raised"),
+    "nothing at all": (0, 50, 0, "have types.A100.cores of team/q raised"),
+}
+
+
+@pytest.mark.parametrize(("used", "asked", "hard", "told"), REMEDIES.values(), ids=REMEDIES.keys())
+def test_a_remedy_can_be_followed(used: int, asked: int, hard: int, told: str) -> None:
+    """What it says to ask for would be granted, and what it says to wait for can come."""
+    standing = Standing([quota(f"types: {{A100: {{cores: {hard}}}}}")], taken(A100=used))
+    (reason,) = fit(standing, needs(asked), Wishes(models=("A100",)), {}).reasons
+    assert reason.remedy.startswith(told)
+
+
+def test_memory_of_a_whole_card_cannot_be_asked_for_in_less() -> None:
+    """So it is not advised."""
+    standing = Standing([quota("types: {A100: {memory: 30Gi}}")])
+    (reason,) = fit(standing, whole_card, Wishes(models=("A100",)), CARDS | {"A100-SXM4-80GB": 40960}).reasons
+    assert "at most" not in reason.remedy
+
+
+def test_a_model_that_no_node_has_is_no_advice() -> None:
+    """If any node is known at all."""
+    standing = Standing([quota("types: {A100: {cores: 0}, T4: {cores: 100}, L4: {cores: 100}}")])
+    (reason,) = fit(standing, needs(50), Wishes(models=("A100",)), {"A100": 1, "L4": 1}, "x/use-gputype").reasons
+    assert "there is room on L4: name it in the annotation x/use-gputype" in reason.remedy

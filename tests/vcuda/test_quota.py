@@ -94,7 +94,19 @@ def test_the_older_form_is_read_for_all_namespaces() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"a": 1}', '{"a": {"quota": {"M40": 1.5}}}', '{"a": {"quotas": {}}}', '{"a": {"pool": 1}}']
+    "text",
+    [
+        '{"a": {"quota": {"A100": 1}}, "a": {"quota": {"A100": 8}}}',
+        '{"a": {"quota": 0}}',
+        '{"a": {"quota": []}}',
+        "[" * 100_000,
+        "{",
+        "[]",
+        '{"a": 1}',
+        '{"a": {"quota": {"M40": 1.5}}}',
+        '{"a": {"quotas": {}}}',
+        '{"a": {"pool": 1}}',
+    ],
 )
 def test_the_older_form_is_read_strictly_too(text: str) -> None:
     """It was not, by those who invented it."""
