@@ -126,3 +126,11 @@ class RunningController(Running):
             *settings,
         )
         super().__init__(["console.main", *flags(*given), "controller"], port, folder / f"controller-{port}.log")
+
+    def is_leading(self) -> bool:
+        """Ask whether it does the work."""
+        return "quotient_controller_leading 1.0" in self.ops("/metrics")[1]
+
+    def __exit__(self, *_: object) -> None:
+        """End it so that it gives its lease back: the next one need not wait for it."""
+        self.stop()

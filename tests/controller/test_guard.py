@@ -69,11 +69,12 @@ def tenant(request: pytest.FixtureRequest, held: Held) -> Iterator[Tenant]:
     eventually(lambda: "Forbidden" in alice.kubectl(*trying).stderr, "the guard")
     if request.param == "down":
         held.webhook.stop(signal.SIGKILL)
-        held.controller.stop(signal.SIGKILL)
+        held.controller.stop()
     yield alice
     if request.param == "down":
         held.webhook.start()
         held.controller.start()
+        eventually(held.controller.is_leading, "the controller to lead", 40)
 
 
 Attempt = Callable[[Tenant], subprocess.CompletedProcess[str]]

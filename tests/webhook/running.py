@@ -100,6 +100,7 @@ def controlled(real: RealCluster, folder: Path, *settings: str) -> Iterator[Runn
     """Run a controller, in a namespace for Quotient's own that is there from then on."""
     real.kubectl("create", "namespace", Configuration().system_namespace, check=False)
     with RunningController(real.kubeconfig, folder, *settings) as controller:
+        eventually(controller.is_leading, "the controller to lead", 40)
         yield controller
 
 
