@@ -35,7 +35,7 @@ from vcuda.names import FIELD_MANAGER
 
 T = TypeVar("T", bound=Object)
 
-PAGE = 500
+PAGE = 1000
 CALL_TIMEOUT_S = 30.0
 POOL_SIZE = 32
 HTTP_REDIRECT = 300

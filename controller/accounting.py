@@ -15,7 +15,7 @@ from controller.holdings import Holding
 from vcuda.amounts import CORES, MEMORY
 from vcuda.charging import Charge, Holder, candidates, charge_on
 from vcuda.decision import Reason
-from vcuda.ledger import MAX_HOLDERS, Claim, Key, Ledger, State, reserve
+from vcuda.ledger import MAX_HOLDERS, Claim, Key, Ledger, State, reserve, turn
 from vcuda.policy import Mode
 
 # A create can take effect up to 34 s after its charge.
@@ -96,8 +96,9 @@ def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[R
         verdict = reserve(ledger, Claim(pod, demand, held.wishes, view.cards), int(now_s), view.cluster_mode)
         if verdict.reasons:
             waiting[pod] = verdict.reasons
-        elif verdict.charge is not None:
-            ledger.put(pod, verdict.charge, None)
+    # All at once: what is reserved in a row is added up as it comes, what is turned has to be added up anew.
+    for _, _, pod in uncharged:
+        turn(ledger, pod)
     return waiting
 
 
