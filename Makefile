@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 NOT_FAST := kubernetes or node or long
 
-.PHONY: help run test test-fast test-long bench fuzz lint cluster cluster-down cluster-parts lock clean
+.PHONY: help run test test-fast test-long chaos bench fuzz lint cluster cluster-down cluster-parts lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-long: $(READY) cluster-parts fuzz ## The full-size runs; results go to test
 	$(PYTEST) tests/vcuda --hypothesis-profile=long --results tests/results/laws.json
 	@echo "== tests: interleavings of the ledger, 5,000 of them"
 	$(PYTEST) tests/controller/test_interleavings.py --hypothesis-profile=long --timeout 3600 --results tests/results/interleavings.json
+
+chaos: $(READY) cluster-parts ## 10,000 creations while replicas, controllers and the API server are killed and paused; results in tests/results/
+	$(PYTEST) -m long -s tests/controller/test_faults.py --results tests/results/chaos.json
 
 bench: $(READY) cluster-parts ## Measure what the README claims, beside its yardsticks; results go to bench/results/
 	@$(BIN)/python -m bench.webhook
