@@ -54,7 +54,7 @@ from vcuda.policy import Mode
 from vcuda.quota import QuotaError
 
 WORKERS = 4
-TRIES = 8
+TRIES = 20
 # How soon after something happened, and how often at the most, a namespace is looked at: where something ended, others
 # may wait for the room; that something began has been accounted for at admission.
 SOON_S, APART_S, APART_AT_EASE_S = 0.05, 0.25, 1.0
@@ -302,7 +302,8 @@ class Keeper:
             except (Conflict, NotFound, AlreadyExists):
                 continue  # somebody else wrote it: read it again
         else:
-            raise Unavailable("others write the ledger all the time")
+            # Of this namespace alone: whoever keeps it busy must not hold up the others.
+            raise Conflict("others write the ledger all the time", code=409, reason="Conflict")
         seen.failures = 0
         if page is None:
             with self._lock:
