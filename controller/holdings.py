@@ -14,7 +14,7 @@ from vcuda.language import Language
 from vcuda.ledger import Key, packed
 from vcuda.model import parse_model
 from vcuda.names import ANCESTOR_MODEL_LABELS, ANCESTOR_POOL_LABELS, MIRROR, NVIDIA_PRODUCT_LABEL
-from vcuda.placement import decode_placement
+from vcuda.placement import cards_in
 from vcuda.request import PodRequest, held_by
 from vcuda.wishes import Wishes, read_wishes
 
@@ -61,7 +61,7 @@ def holding_of(pod: Pod, spoken: Language) -> Holding | None:
         request=request,
         wishes=wishes,
         node=pod.spec.node_name or "",
-        placed=tuple(decode_placement(metadata.annotations.get(spoken.names.placement, ""))),
+        placed=tuple(cards_in(metadata.annotations.get(spoken.names.placement, ""))),
         is_terminal=pod.status.phase in TERMINAL,
         due_s=datetime.fromisoformat(due).timestamp() if due else None,
         owner=owner_of(metadata),

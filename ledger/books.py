@@ -41,11 +41,6 @@ def namespace_of(found: ConfigMap) -> str:
     return found.metadata.name.removeprefix(LEDGER_PREFIX)
 
 
-def is_ledger(found: ConfigMap) -> bool:
-    """Tell a ledger from other ConfigMaps."""
-    return found.metadata.name.startswith(LEDGER_PREFIX) and LEDGER_LABEL in found.metadata.labels
-
-
 def read_page(found: ConfigMap) -> Page:
     """Read a ledger from its ConfigMap; Unreadable if it is none."""
     try:

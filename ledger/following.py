@@ -136,10 +136,6 @@ class QuotaFollower:
         """Give what the namespace's quotas say together."""
         return self.governance(namespace).policy
 
-    def governed(self) -> list[str]:
-        """List the namespaces that have quotas."""
-        return list(self._governed)
-
     def _changed(self, index: int, before: ConfigMap | None, after: ConfigMap | None) -> None:
         found = after or before
         if found is None:

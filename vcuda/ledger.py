@@ -195,15 +195,6 @@ class Ledger:
             self._standing = Standing(self.quotas, used, reserved, self.holders)
         return self._standing
 
-    def taken(self) -> Mapping[str, Amounts]:
-        """Give what is charged in all, by model, whether or not a quota limits it."""
-        total: dict[str, Amounts] = {}
-        for group in self.groups():
-            count = len(group.pods) // WIDTH
-            more = Amounts((key, amount * count) for key, amount in group.charge.amounts.items())
-            total[group.charge.model] = total.get(group.charge.model, Amounts()) + more
-        return total
-
     def size(self) -> int:
         """Say how long the document can be at the most: pods, what stands around them, quotas and holders."""
         if self._quotas_size is None:

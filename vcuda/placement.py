@@ -24,12 +24,7 @@ class Placement(Struct, frozen=True):
 DECODER = msgspec.json.Decoder(Placement)
 
 
-def encode_placement(containers: dict[str, tuple[Slice, ...]]) -> str:
-    """Write the annotation."""
-    return msgspec.json.encode(Placement(VERSION, containers)).decode()
-
-
-def decode_placement(text: str) -> list[str]:
+def cards_in(text: str) -> list[str]:
     """Give the uuids of the cards a pod got; none if the annotation is missing or not one of ours."""
     try:
         found = DECODER.decode(text)
