@@ -1,6 +1,6 @@
 """`quotient quota`: how namespaces stand with their quotas; `quotient quota lint`: what is questionable about them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -12,12 +12,14 @@ from rich.table import Table
 from console.admitting import read_text
 from console.offline import Quotas, judge, objects_of, quotas_in
 from console.printing import wide_console
+from ledger.following import is_quota
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.advice import Doubt, Stock, doubts
 from vcuda.charging import Holder
 from vcuda.decision import Unavailable
 from vcuda.document import DocumentError, parse_documents
+from vcuda.language import Language
 from vcuda.ledger import Key, Ledger
 from vcuda.names import (
     LEGACY_KEY,
@@ -206,16 +208,16 @@ class Found(Struct):
 
 def quotas_among(documents: Iterable[tuple[str, Document]], configuration: Configuration) -> Found:
     """Find the quotas among documents; other ConfigMaps are nobody's business."""
-    labels = [names.quota_label for names in rules_of(configuration).language.all_names]
+    spoken = rules_of(configuration).language
     found = Found()
     for file, document in documents:
-        if document.get("kind", "ConfigMap") != "ConfigMap" or not may_be_quota(document, labels):
+        if document.get("kind", "ConfigMap") != "ConfigMap" or not may_be_quota(document, spoken):
             continue
         try:
             for namespace, each in quotas_in(document, file, configuration.memory_unit_mib):
                 found.quotas.setdefault(namespace or "default", []).append(each)
-                if document.get("kind") and not has_label(document, labels):
-                    remedy = f'add the label {labels[0]}: "true"'
+                if document.get("kind") and not is_in_force(document, spoken):
+                    remedy = f'add the label {spoken.names.quota_label}: "true"'
                     found.doubts.append(Doubt(each.name, "metadata.labels", "it is no quota without its label", remedy))
         except QuotaError as wrong:
             found.mistakes += wrong.mistakes
@@ -228,18 +230,17 @@ def part_of(document: Document, field: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def has_label(document: Document, labels: Sequence[str]) -> bool:
+def is_in_force(document: Document, spoken: Language) -> bool:
     """Tell whether a ConfigMap is in force as a quota."""
     metadata = part_of(document, "metadata")
-    if (metadata.get("namespace"), metadata.get("name")) == (LEGACY_NAMESPACE, LEGACY_NAME):
-        return True
-    return any(part_of(metadata, "labels").get(label) == "true" for label in labels)
+    where = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+    return is_quota(*where, part_of(metadata, "labels"), spoken)
 
 
-def may_be_quota(document: Document, labels: Sequence[str]) -> bool:
+def may_be_quota(document: Document, spoken: Language) -> bool:
     """Tell a quota, or what looks like one, from other ConfigMaps."""
     data = part_of(document, "data")
-    return not document.get("kind") or has_label(document, labels) or QUOTA_KEY in data or LEGACY_KEY in data
+    return not document.get("kind") or is_in_force(document, spoken) or QUOTA_KEY in data or LEGACY_KEY in data
 
 
 def pods_of(document: Document) -> Iterable[tuple[str, Document]]:

@@ -12,8 +12,7 @@ from functools import partial
 from msgspec import Struct
 
 from controller.holdings import Holding
-from vcuda.amounts import CORES, MEMORY
-from vcuda.charging import Charge, Holder, candidates, charge_on
+from vcuda.charging import ANY, Candidate, Charge, Holder, candidates, charge_on
 from vcuda.decision import Reason
 from vcuda.ledger import MAX_HOLDERS, Claim, Key, Ledger, State, reserve, turn
 from vcuda.policy import Mode
@@ -72,11 +71,8 @@ def record(ledger: Ledger, pod: Key, held: Holding, view: View) -> None:
 
 def guessed(ledger: Ledger, held: Holding, view: View) -> Charge:
     """Say what a pod on an unknown card is charged: the first model it may run on."""
-    first = [*candidates(ledger.quotas, held.wishes, view.cards), None][0]
-    if first is not None:
-        return charge_on(first, partial(held.request.demand, unit_mib=view.unit_mib))[0]
-    amounts = held.request.demand(0, view.unit_mib)
-    return Charge("any", amounts[CORES], amounts[MEMORY])
+    first = next(iter(candidates(ledger.quotas, held.wishes, view.cards)), Candidate(ANY, 0))
+    return charge_on(first, partial(held.request.demand, unit_mib=view.unit_mib))[0]
 
 
 def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[Reason, ...]]:

@@ -450,8 +450,7 @@ class Keeper:
         where, _, name = quota.partition("/")
         try:
             found = self._cluster.get(CONFIG_MAPS, name, where)
-            labels = [names.quota_label for names in self._spoken.all_names]
-            if not is_quota(found, labels):
+            if not is_quota(where, name, found.metadata.labels, self._spoken):
                 return True
             return namespace not in quotas_in(where, name, found.data, self._spoken.unit_mib)
         except NotFound:
@@ -578,5 +577,5 @@ def matters(held: Holding) -> tuple[object, ...]:
 def cards_of(machine: Machine) -> Mapping[str, Card]:
     """Give what is asked of a node's cards."""
     return {gpu.uuid: Card(gpu.model, gpu.memory_mib, machine.pool) for gpu in machine.gpus} | {
-        "": Card(machine.model, 0, machine.pool)
+        "": Card(machine.model, machine.memory_mib, machine.pool)
     }

@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from cluster.errors import AlreadyExists, Conflict, NotFound
 from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata
+from controller.accounting import RESERVATION_S
 from vcuda.decision import Unavailable
 from vcuda.names import KNOWN_KEY, KNOWN_LEDGERS
 
 TRIES = 10
-# As long as a pod may appear that a lost ledger had admitted.
-LOST_S = 45.0
 
 Known = dict[str, str]
 
@@ -51,6 +50,9 @@ class KnownLedgers:
 
     def add(self, namespace: str, uid: str) -> None:
         """Note that a namespace has a ledger; to be done before it has."""
+        with self._lock:
+            if self._loaded().get(namespace) == uid:
+                return
         with self._adding:
             self._wanted[namespace] = uid
         self._change(lambda known: known | self._take_wanted())
@@ -79,7 +81,7 @@ class KnownLedgers:
             except (NotFound, ValueError):
                 self._known = {}
                 if self._any_ledger():
-                    self._suspect_until = self._clock() + LOST_S
+                    self._suspect_until = self._clock() + RESERVATION_S
         return self._known
 
     def _change(self, change: Callable[[Known], Known]) -> None:

@@ -40,11 +40,11 @@ class Governance(Struct, frozen=True):
     mistakes: Mapping[str, tuple[str, ...]] = {}
 
 
-def is_quota(found: ConfigMap, labels: Iterable[str]) -> bool:
-    """Tell a quota from other ConfigMaps: by its label, or as the ancestors' one."""
-    if (found.metadata.namespace, found.metadata.name) == (LEGACY_NAMESPACE, LEGACY_NAME):
+def is_quota(namespace: str, name: str, labels: Mapping[str, str], spoken: Language) -> bool:
+    """Tell a quota from other ConfigMaps: by its label under any domain, or as the ancestors' one."""
+    if (namespace, name) == (LEGACY_NAMESPACE, LEGACY_NAME):
         return True
-    return any(found.metadata.labels.get(label) == "true" for label in labels)
+    return any(labels.get(names.quota_label) == "true" for names in spoken.all_names)
 
 
 def quotas_in(namespace: str, name: str, data: dict[str, str], unit_mib: int) -> dict[str, Quota]:
@@ -76,6 +76,8 @@ class QuotaFollower:
         self._good: dict[tuple[int, Name], Written] = {}
         self._bad: dict[tuple[int, Name], tuple[str, ...]] = {}
         self._governed: dict[str, Governance] = {}
+        # Which ConfigMaps are about a namespace: to put one together, not all of a large cluster are looked through.
+        self._about: dict[str, set[tuple[int, Name]]] = {}
         self._listeners: list[Callable[[str], None]] = []
         self._known = False
         self._log = structlog.get_logger()
@@ -143,8 +145,12 @@ class QuotaFollower:
         key = index, (found.metadata.namespace, found.metadata.name)
         with self._lock:
             touched = self._namespaces_of(key)
+            for namespace in touched:
+                self._about[namespace].discard(key)
             self._read(key, after)
-            touched |= self._namespaces_of(key)
+            for namespace in self._namespaces_of(key):
+                self._about.setdefault(namespace, set()).add(key)
+                touched.add(namespace)
             for namespace in touched:
                 self._join(namespace)
         for namespace in touched:
@@ -172,14 +178,22 @@ class QuotaFollower:
 
     def _join(self, namespace: str) -> None:
         """Put a namespace's quotas together anew; a ConfigMap may be seen under several labels, and counts once."""
+        about = self._about[namespace]
         by_name: dict[Name, Written] = {}
-        for (_, name), written in self._good.items():
+        for key in about:
+            written, name = self._good.get(key), key[1]
             # Each label has a watch of its own, and they are not equally fast: the newest copy counts.
-            if namespace in written.quotas and (name not in by_name or by_name[name].version < written.version):
+            if (
+                written is not None
+                and namespace in written.quotas
+                and (name not in by_name or by_name[name].version < written.version)
+            ):
                 by_name[name] = written
-        mistakes = {f"{name[0]}/{name[1]}": told for (_, name), told in self._bad.items() if name[0] == namespace}
+        bad = [key for key in about if key in self._bad and key[1][0] == namespace]
+        mistakes = {f"{key[1][0]}/{key[1][1]}": self._bad[key] for key in bad}
         if not by_name and not mistakes:
             self._governed.pop(namespace, None)
+            del self._about[namespace]
             return
         quotas = tuple(written.quotas[namespace] for _, written in sorted(by_name.items()))
         self._governed[namespace] = Governance(

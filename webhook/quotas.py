@@ -1,8 +1,7 @@
 """Quotas that cannot be meant are refused where they are written: a slip of the pen must not free a namespace."""
 
-from ledger.following import quotas_in
+from ledger.following import is_quota, quotas_in
 from vcuda.decision import Code, Decision, Reason
-from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE
 from vcuda.quota import Mistake, QuotaError
 from webhook.objects import ConfigMap
 from webhook.rules import Rules
@@ -10,9 +9,8 @@ from webhook.rules import Rules
 
 def check_quota(found: ConfigMap, namespace: str, name: str, rules: Rules) -> Decision:
     """Check a ConfigMap, if it is a quota."""
-    labels, name = found.metadata.labels or {}, name or found.metadata.name
-    labelled = any(labels.get(names.quota_label) == "true" for names in rules.language.all_names)
-    if not labelled and (namespace, name) != (LEGACY_NAMESPACE, LEGACY_NAME):
+    name = name or found.metadata.name
+    if not is_quota(namespace, name, found.metadata.labels or {}, rules.language):
         return Decision()
     try:
         quotas_in(namespace, name, found.data or {}, rules.language.unit_mib)
