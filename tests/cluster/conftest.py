@@ -13,6 +13,7 @@ from cluster.memory import MemoryCluster
 from cluster.objects import NAMESPACES
 from cluster.store import Store
 from tests.cluster.hooks import RealHooks
+from tests.cluster.objects import new_namespace
 from tests.cluster.real import RealCluster
 
 TENANTS = [
@@ -48,8 +49,7 @@ def cluster(tenant: Tenant) -> Cluster:
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own."""
-    name = f"test-{next(NUMBERS)}"
-    cluster.create(NAMESPACES, {"metadata": {"name": name}})
+    name = new_namespace(cluster, f"test-{next(NUMBERS)}")
     yield name
     cluster.delete(NAMESPACES, name)
 

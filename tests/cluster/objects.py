@@ -1,8 +1,25 @@
 """Builders of the objects that the conformance suite works on."""
 
+import contextlib
 from typing import Any
 
-from cluster.objects import ConfigMap, Metadata
+from cluster.errors import AlreadyExists
+from cluster.interface import Cluster
+from cluster.objects import NAMESPACES, ConfigMap, Kind, Metadata, Object
+
+SERVICE_ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts", Object, partial=True)
+
+
+def new_namespace(cluster: Cluster, name: str) -> str:
+    """Make a namespace that takes pods at once.
+
+    Its account is made here: the controller manager, which would make it, may be busy finding an API server again that
+    was just restarted, and without the account no pod is admitted.
+    """
+    cluster.create(NAMESPACES, {"metadata": {"name": name}})
+    with contextlib.suppress(AlreadyExists):
+        cluster.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": name}})
+    return name
 
 
 def pod(namespace: str, name: str = "", **changes: Any) -> dict[str, Any]:

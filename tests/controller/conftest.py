@@ -9,8 +9,9 @@ import pytest
 
 from cluster.api import ApiCluster, connect
 from cluster.errors import ApiError
-from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, binding
+from cluster.objects import CONFIG_MAPS, PODS, binding
 from settings.configuration import Configuration
+from tests.cluster.objects import new_namespace
 from tests.cluster.real import RealCluster
 from tests.conftest import SharedClusters
 from tests.running import RunningController
@@ -36,8 +37,7 @@ class Held:
 
     def namespace(self, quota: str = "") -> str:
         """Make a namespace of its own for a test, with a quota that is in force."""
-        name = f"t-{uuid.uuid4().hex[:8]}"
-        self.cluster.create(NAMESPACES, {"metadata": {"name": name}})
+        name = new_namespace(self.cluster, f"t-{uuid.uuid4().hex[:8]}")
         if quota:
             self.write(name, quota)
             eventually(lambda: self.status(name), "the quota's status")

@@ -13,8 +13,9 @@ import pytest
 
 from cluster.api import connect
 from cluster.errors import ApiError
-from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS
+from cluster.objects import CONFIG_MAPS, PODS
 from settings.configuration import Configuration
+from tests.cluster.objects import new_namespace
 from tests.cluster.real import RealCluster
 from tests.controller.checker import Checker, Hard
 from tests.running import Running, RunningController
@@ -207,7 +208,7 @@ def survive(real: RealCluster, folder: Path, seed: int, count: int, long_pause_s
         eventually(lambda: len(service.ready) == 3, "the replicas")
         register(real, Configuration(), service.port, authority)
         for kind, name in namespaces.items():
-            cluster.create(NAMESPACES, {"metadata": {"name": name}})
+            new_namespace(cluster, name)
             metadata = {"name": "q", "namespace": name, "labels": {NAMES.quota_label: "true"}}
             cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": QUOTAS[kind][0]}})
         for name in namespaces.values():

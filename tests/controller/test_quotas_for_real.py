@@ -16,6 +16,7 @@ import pytest
 from cluster.errors import NotFound
 from cluster.objects import CONFIG_MAPS, EVENTS, NAMESPACES, NODES, PODS
 from tests.cluster.keeper import ROOT
+from tests.cluster.objects import new_namespace
 from tests.controller.conftest import SYSTEM, Held
 from tests.running import flags
 from tests.waiting import eventually
@@ -138,7 +139,7 @@ def test_a_namespace_leaves_nothing_behind(held: Held) -> None:
         return False
 
     eventually(has_gone, "the ledger to go", 40)
-    held.cluster.create(NAMESPACES, {"metadata": {"name": namespace}})
+    new_namespace(held.cluster, namespace)
     held.write(namespace, QUOTA)
     assert held.create(namespace, 100, "A100").startswith("p-")
 
@@ -343,7 +344,7 @@ def test_quotas_hold_while_the_controller_is_away(held: Held) -> None:
         assert "reserved 60" in held.create(namespace, 60, "A100")
         held.write(namespace, "types: {A100: {cores: 70}}")
         eventually(lambda: "hard 70" in held.create(namespace, 20, "A100", dry_run=True), "the new quota")
-        new = held.cluster.create(NAMESPACES, {"metadata": {"generateName": "new-"}}).metadata.name
+        new = held.namespace()
         assert "this namespace has no ledger yet" in held.create(new, 10, "A100")
     finally:
         held.controller.send(signal.SIGCONT)

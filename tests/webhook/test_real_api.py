@@ -11,8 +11,9 @@ import pytest
 
 from cluster.api import ApiCluster, connect
 from cluster.errors import ApiError
-from cluster.objects import NAMESPACES, PODS
+from cluster.objects import PODS
 from settings.configuration import Configuration
+from tests.cluster.objects import new_namespace
 from tests.cluster.real import ClusterError, RealCluster
 from tests.conftest import SharedClusters
 from tests.waiting import eventually
@@ -44,9 +45,7 @@ class Governed:
 
     def namespace(self) -> str:
         """Make a namespace of its own for a test."""
-        name = f"t-{uuid.uuid4().hex[:8]}"
-        self.cluster.create(NAMESPACES, {"metadata": {"name": name}})
-        return name
+        return new_namespace(self.cluster, f"t-{uuid.uuid4().hex[:8]}")
 
     def create(self, made: Obj, namespace: str = "default", *, dry_run: bool = False) -> Obj:
         """Create an object of any kind, and give it as it is stored."""
