@@ -28,6 +28,7 @@ from cluster.api import ApiCluster, connect
 from cluster.informer import Informer
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap
 from ledger.books import LEDGERS, namespace_of
+from tests.cluster.objects import new_namespace
 from tests.cluster.quotient import install
 from tests.cluster.real import RealCluster
 from tests.running import RunningController
@@ -180,10 +181,8 @@ def measure_scale(namespaces: int, each: int) -> Figures:
         say(f"{namespaces} namespaces with a quota each")
         cluster.create(NAMESPACES, {"metadata": {"name": "quotient-system"}})
         for name in names:
-            cluster.create(NAMESPACES, {"metadata": {"name": name}})
+            new_namespace(cluster, name)
             cluster.create(CONFIG_MAPS, quota(name))
-        while real.kubectl("get", "serviceaccounts", "-A", "-o", "name").count("/default") < namespaces:
-            time.sleep(1)  # without them no pod is admitted
         say(f"{namespaces * each:,} pods")
         rate = create(real, names, namespaces * each)["per_s"]
         say(f"made at {rate:.0f}/s; the controller takes them over")
@@ -207,15 +206,15 @@ def started(real: RealCluster, folder: Path, namespaces: int, each: int) -> tupl
     began = time.monotonic()
     controller.start(ready=False)
     until = began + READY_S
-    while time.monotonic() < until:
-        lines = controller.ops("/metrics")[1].splitlines()
-        used = [line for line in lines if line.startswith("quotient_quota_used") and 'resource="cores"' in line]
-        if len(used) == namespaces and all(float(line.split()[-1]) >= each for line in used):
-            break
-        time.sleep(0.5)  # each look costs the controller some of its time
-    else:
-        raise RuntimeError("the controller did not account for everything in time")
+    while "caught_up" not in controller.log.read_text():
+        if time.monotonic() > until:
+            raise RuntimeError("the controller did not catch up in time")
+        time.sleep(0.05)
     took = time.monotonic() - began
+    lines = controller.ops("/metrics")[1].splitlines()
+    used = [line for line in lines if line.startswith("quotient_quota_used") and 'resource="cores"' in line]
+    if len(used) != namespaces or not all(float(line.split()[-1]) >= each for line in used):
+        raise RuntimeError("the controller says it has caught up, and has not")
     say(f"synced and reconciled after {took:.1f} s, {rss_mb(controller):.0f} MB")
     if not (folder / "started").exists():
         (folder / "started").touch()

@@ -1,6 +1,7 @@
 """The command `quotient`."""
 
 import os
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,19 +10,38 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from console.admitting import admit
-from console.controller import controller
-from console.linting import lint
-from console.local import local
 from console.printing import wide_console
-from console.quotas import quota
-from console.webhook import webhook
 from settings.configuration import Configuration
 from settings.loading import ConfigurationError, Loaded, leaves, load, lookup, variable_of
 from settings.logs import configure_logs
 
+# Each command, and the module that holds it.
+COMMANDS = {
+    "admit": "console.admitting",
+    "controller": "console.controller",
+    "lint": "console.linting",
+    "local": "console.local",
+    "quota": "console.quotas",
+    "webhook": "console.webhook",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Commands(click.Group):
+    """Loads a command when it is asked for: a component should not have to carry all the others."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Name all commands."""
+        return sorted([*super().list_commands(context), *COMMANDS])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Load a command."""
+        if name in COMMANDS:
+            found: click.Command = getattr(import_module(COMMANDS[name]), name)
+            return found
+        return super().get_command(context, name)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("quotient"), prog_name="quotient")
 @click.option(
     "--config",
@@ -60,9 +80,6 @@ def config(loaded: Loaded, output: str) -> None:
         table.add_row(*map(escape, row))
     wide_console().print(table)
 
-
-for command in (admit, controller, lint, local, quota, webhook):
-    main.add_command(command)
 
 if __name__ == "__main__":
     main()

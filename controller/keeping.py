@@ -60,6 +60,8 @@ TRIES = 20
 SOON_S, APART_S, APART_AT_EASE_S = 0.05, 0.25, 1.0
 AGAIN_S = 240.0
 RETRY_S = 1.0
+# How often one that has nothing to do yet looks whether that has changed.
+STANDBY_S = 0.1
 # After the API server was slow or away, what it was asked before may still take effect.
 TROUBLE_S, SLOW_S = 10.0, 2.0
 # By how much the clocks of machines may differ where they have to be believed.
@@ -128,6 +130,10 @@ class Keeper:
         self._seen: dict[str, Seen] = {}
         self._actual: dict[Key, tuple[Holding, Machine, Charge | None]] = {}
         self._trouble = float("-inf")
+        # What was not looked at since we began to lead, and when that was; None until everything is known.
+        self._behind: set[str] | None = None
+        self._began = clock()
+        self._ending = threading.Event()
         self._log = structlog.get_logger()
         self._follow()
         self._threads = [
@@ -170,6 +176,7 @@ class Keeper:
 
     def stop(self) -> None:
         """End."""
+        self._ending.set()
         self._turns.stop()
         for informer in self.informers:
             informer.stop()
@@ -179,12 +186,38 @@ class Keeper:
 
     def look_at_everything(self) -> None:
         """Look at every namespace: after becoming the leader, nothing that another one knew is known."""
+        with self._lock:
+            self._behind, self._began = None, self._clock()
+            for seen in self._seen.values():
+                seen.begun = ""
         self._known.forget()
-        self._turns.want(CATALOGUE_TURN)
-        for namespace in self._namespaces.all():
-            self._turns.want(namespace.metadata.name)
-        for found in self._ledgers.all():
-            self._turns.want(namespace_of(found))
+        self._turns.want(CATALOGUE_TURN)  # whoever takes it sees that there is everything to do
+
+    def _on_duty(self) -> bool:
+        """Wait until we lead and everything is known; False at the end."""
+        while not (self._is_leading() and self.synced):
+            if self._ending.wait(STANDBY_S):
+                return False
+        with self._lock:
+            if self._behind is not None:
+                return True
+            self._behind = {namespace.metadata.name for namespace in self._namespaces.all()}
+            self._behind |= {namespace_of(found) for found in self._ledgers.all()}
+            behind = set(self._behind)
+        for namespace in behind:
+            self._turns.want(namespace)
+        return True
+
+    def _caught_up(self, namespace: str) -> None:
+        """Say so when everything has been looked at that was there when we began to lead."""
+        with self._lock:
+            if not self._behind or namespace not in self._behind:
+                return
+            self._behind.remove(namespace)
+            is_last = not self._behind
+        if is_last:
+            took_s = round(self._clock() - self._began, 1)
+            self._log.info("caught_up", namespaces=len(self._namespaces), pods=len(self._pods), took_s=took_s)
 
     def idle(self) -> bool:
         """Tell whether there is nothing to do at the moment."""
@@ -261,14 +294,15 @@ class Keeper:
         return found
 
     def _run(self) -> None:
-        while (namespace := self._turns.next()) is not None:
+        while self._on_duty() and (namespace := self._turns.next()) is not None:
             try:
-                if not self._is_leading() or not self.synced:
-                    self._turns.want(namespace, self._clock() + RETRY_S)
+                if not self._is_leading():
+                    self._turns.want(namespace)
                 elif namespace == CATALOGUE_TURN:
                     self._write_catalogue()
                 else:
                     self._look_at(namespace)
+                    self._caught_up(namespace)
             except Unavailable as away:
                 self._trouble = self._clock()
                 self._retry(namespace, str(away))
@@ -322,8 +356,7 @@ class Keeper:
             self._forget(namespace, page)
             return None, Report()
         ledger = page.ledger.copy() if page is not None else Ledger()
-        governed = self._quotas.governance(namespace)
-        if page is None and not governed.quotas and not governed.mistakes and not self._holding(namespace):
+        if page is None and not self._is_our_business(namespace):
             return None, Report()
         if ledger.state is State.WANTED or ledger.namespace != existing.metadata.uid:
             before = ledger
@@ -343,7 +376,7 @@ class Keeper:
             drop(ledger, report.missing, alive)
             page = self._write(namespace, page, ledger, seen)
         seen.begun = ""
-        self._known.add(namespace, existing.metadata.uid)
+        self._known.add({namespace: existing.metadata.uid})
         with self._lock:
             seen.gone -= gone
         return page, report
@@ -395,11 +428,29 @@ class Keeper:
             ledger = Ledger(uid, State.CLOSED)
         else:
             # Remembered until it is written: another may write first, and then this one has not been lost.
-            seen.begun = uid
-            self._known.add(namespace, uid)
+            if seen.begun != uid:
+                self._begin_others(namespace, uid)
             ledger = Ledger(uid, State.OPEN)
         ledger.changes += 1
         return ledger
+
+    def _begin_others(self, namespace: str, uid: str) -> None:
+        """Note that a namespace begins a ledger, and with it all that are about to: there may be very many at once."""
+        beginning = {namespace: uid}
+        for other in self._namespaces.all():
+            name, its_uid = other.metadata.name, other.metadata.uid
+            has_ledger = self._ledgers.get(LEDGER_PREFIX + name, self._system_namespace) is not None
+            if not has_ledger and self._is_our_business(name) and not self._known.has(name, its_uid):
+                beginning[name] = its_uid
+        with self._lock:
+            for name, its_uid in beginning.items():
+                self._of(name).begun = its_uid
+        self._known.add(beginning)
+
+    def _is_our_business(self, namespace: str) -> bool:
+        """Tell whether a namespace without a ledger needs one."""
+        governed = self._quotas.governance(namespace)
+        return bool(governed.quotas or governed.mistakes) or self._holding(namespace)
 
     def _open_in_time(self, namespace: str, ledger: Ledger, seen: Seen) -> None:
         """Open a ledger when no pod can appear any more that the lost one had admitted, and all that did are known."""

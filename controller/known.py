@@ -39,27 +39,18 @@ class KnownLedgers:
         # Guards what is remembered, and that one write at a time is made of it.
         self._lock = threading.Lock()
         self._known: Known | None = None
-        # Guards what is to be added: whoever writes next writes it all, for many namespaces begin at the same time.
-        self._adding = threading.Lock()
-        self._wanted: Known = {}
 
     def has(self, namespace: str, uid: str) -> bool:
         """Tell whether this very namespace has had a ledger."""
         with self._lock:
             return self._loaded().get(namespace) == uid or self._clock() < self._suspect_until
 
-    def add(self, namespace: str, uid: str) -> None:
-        """Note that a namespace has a ledger; to be done before it has."""
+    def add(self, beginning: Known) -> None:
+        """Note that namespaces have a ledger; to be done before they have."""
         with self._lock:
-            if self._loaded().get(namespace) == uid:
+            if beginning.items() <= self._loaded().items():
                 return
-        with self._adding:
-            self._wanted[namespace] = uid
-        self._change(lambda known: known | self._take_wanted())
-        with self._lock:
-            is_noted = self._loaded().get(namespace) == uid
-        if not is_noted:
-            raise Unavailable(f"{KNOWN_LEDGERS}: {namespace} could not be noted")
+        self._change(lambda known: known | beginning)
 
     def remove(self, namespace: str) -> None:
         """Forget a namespace that is gone."""
@@ -69,10 +60,6 @@ class KnownLedgers:
         """Read it anew when it is next needed: another process may have changed it."""
         with self._lock:
             self._known = None
-
-    def _take_wanted(self) -> Known:
-        with self._adding:
-            return dict(self._wanted)
 
     def _loaded(self) -> Known:
         if self._known is None:
@@ -93,8 +80,6 @@ class KnownLedgers:
                     self._known = self._write(change)
                 except (Conflict, AlreadyExists, NotFound):
                     continue
-                with self._adding:
-                    self._wanted = {name: uid for name, uid in self._wanted.items() if self._known.get(name) != uid}
                 return
         raise Unavailable(f"{KNOWN_LEDGERS}: others write it all the time")
 

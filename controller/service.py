@@ -1,5 +1,6 @@
 """All that one controller process is made of, put together from the configuration."""
 
+import gc
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from vcuda.language import language
 from vcuda.names import names_for
 
 LEASE = "quotient-controller"
+GARBAGE = (50_000, 20, 20)
 
 
 class Service:
@@ -51,6 +53,11 @@ class Service:
 
     def start(self) -> "Service":
         """Begin."""
+        # A large cluster is held in memory for long: looking through it for garbage at every turn would cost more than
+        # all other work.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GARBAGE)
         self.probes.start()
         self.quotas.start()
         self.keeper.start()
