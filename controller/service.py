@@ -88,4 +88,4 @@ class Service:
 
     def not_ready(self) -> list[str]:
         """Say what is not known yet; a standby is ready, too."""
-        return [] if self.keeper.synced else ["the cluster is not yet known"]
+        return [] if self.keeper.sight.synced else ["the cluster is not yet known"]

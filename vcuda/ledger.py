@@ -27,6 +27,7 @@ from vcuda.wishes import Wishes
 
 VERSION = 1
 # 16 bytes in base64, without its padding.
+UID_BYTES = 16
 WIDTH = 22
 # ConfigMaps hold a mebibyte; what is beyond it could not be written, and nothing could be freed any more.
 MAX_BYTES = 900_000
@@ -75,9 +76,12 @@ Place = tuple[Charge, int | None]
 def packed(uid: str) -> Key:
     """Write a pod's uid short; a ValueError if it is none."""
     try:
-        return binascii.b2a_base64(uuid.UUID(uid).bytes, newline=False)[:WIDTH].decode()
+        number = binascii.unhexlify(uid.replace("-", ""))
     except ValueError:
-        raise ValueError(f"{uid!r} is no uid of a pod") from None
+        number = b""
+    if len(number) != UID_BYTES:
+        raise ValueError(f"{uid!r} is no uid of a pod")
+    return binascii.b2a_base64(number, newline=False)[:WIDTH].decode()
 
 
 def unpacked(short: Key) -> str:

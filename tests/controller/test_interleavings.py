@@ -82,7 +82,7 @@ class World(RuleBasedStateMachine):
         self.memory.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data={"quota.yaml": QUOTAS[self.quota]}))
         for keeper in self.keepers:
             self.see(keeper)
-        self.keepers[0]._look_at(TEAM)
+        self.keepers[0].look_at(TEAM)
 
     def new_keeper(self) -> Keeper:
         spoken = language()
@@ -92,7 +92,7 @@ class World(RuleBasedStateMachine):
 
     def see(self, keeper: Keeper) -> None:
         """Bring a controller's view of the cluster up to date, as its watches do."""
-        followed: list[Any] = [*keeper.informers, *keeper._quotas._informers]
+        followed: list[Any] = [*keeper.sight.informers, *keeper.sight.quotas._informers]
         for informer in followed:
             listing = self.memory.list(informer._kind, informer._namespace, informer._selector)
             informer._replace(filter(None, map(informer._converted, listing.items)))
@@ -223,12 +223,12 @@ class World(RuleBasedStateMachine):
     def keep(self, index: int) -> None:
         """A controller looks at the namespace, with whatever view it has."""
         keeper = self.keepers[index]
-        if keeper.synced:
+        if keeper.sight.synced:
             self.start(f"controller {index}", lambda: self.look(keeper))
 
     def look(self, keeper: Keeper) -> None:
         with suppress(ApiError, Unavailable):  # it would try again
-            keeper._look_at(TEAM)
+            keeper.look_at(TEAM)
 
     @rule(index=st.integers(0, 1))
     def restart(self, index: int) -> None:
@@ -285,7 +285,7 @@ class World(RuleBasedStateMachine):
         for _ in range(4):
             self.now += 60
             self.see(self.keepers[0])
-            self.keepers[0]._look_at(TEAM)
+            self.keepers[0].look_at(TEAM)
         ledger = self.ledger()
         assert ledger is not None
         assert ledger.state is State.OPEN
@@ -296,7 +296,7 @@ class World(RuleBasedStateMachine):
             if pod.status.phase not in ("Succeeded", "Failed")
         }
         # Made anew, a ledger may choose other models for pods that leave the choice; one may then have to wait.
-        waiting = set(self.keepers[0]._seen[TEAM].waiting)
+        waiting = set(self.keepers[0]._notes.of(TEAM).waiting)
         assert self.was_lost or not waiting
         assert set(ledger.pods()) == alive - waiting
 

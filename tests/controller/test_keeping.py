@@ -325,14 +325,14 @@ def test_a_standby_remembers_nothing(world: World) -> None:
     second = Configuration(controller=Controller(address="127.0.0.1", ops_port=0, identity="second"))
     standby = Service(second, world.cluster).start()
     try:
-        eventually(lambda: standby.keeper.synced, "the standby")
+        eventually(lambda: standby.keeper.sight.synced, "the standby")
         for index in range(5):
             world.pod(f"p-{index}", nodeName="n", models="A100")
         eventually(lambda: world.taken("A100") == 500, "the usage")
         for index in range(5):
             world.cluster.delete(PODS, f"p-{index}", TEAM, grace_s=0)
         eventually(lambda: world.taken("A100") == 0, "the room")
-        assert all(not seen.gone for seen in standby.keeper._seen.values())
+        assert all(not seen.gone for seen in standby.keeper._notes.all().values())
         assert standby.keeper.lag_s() == 0
     finally:
         standby.stop()
