@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vcuda.names import ANCESTOR_OWNED
-from webhook.guard import guard, is_quota
+from webhook.guard import elsewhere, guard, is_quota
 from webhook.rules import KUBE_SCHEDULER, Rules
 
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
@@ -93,12 +93,6 @@ def client_config(target: str, route: str, ca_bundle: bytes) -> dict[str, Any]:
     return found | ({"caBundle": base64.b64encode(ca_bundle).decode()} if ca_bundle else {})
 
 
-def elsewhere(namespace: str) -> dict[str, Any]:
-    """Select all namespaces but one."""
-    expression = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [namespace]}
-    return {"matchExpressions": [expression]}
-
-
 def pod_rules() -> list[dict[str, Any]]:
     """Say for which operations on pods to call; containers may be added later, too."""
     return [pod_rule(["CREATE", "UPDATE"], "pods"), pod_rule(["UPDATE"], "pods/ephemeralcontainers")]
@@ -156,10 +150,14 @@ def owned(rules: Rules) -> list[str]:
 
 
 def changes_ours(rules: Rules) -> dict[str, str]:
-    """Match updates of a pod's status that change an annotation of ours; a kubelet's never do."""
+    """Match updates of a pod's status that change an annotation of ours; a kubelet's never do.
+
+    Every kubelet and scheduler writes status all the time, so what they all have in common is looked at first.
+    """
     keys = quoted([*owned(rules), *rules.frozen])
-    value = "(has({0}.metadata.annotations) && k in {0}.metadata.annotations ? {0}.metadata.annotations[k] : '')"
-    expression = f"[{keys}].exists(k, {value.format('object')} != {value.format('oldObject')})"
+    after, before = (either(f"{which}.metadata.annotations", "{}") for which in ("object", "oldObject"))
+    value = "(k in {0} ? {0}[k] : '')"
+    expression = f"{after} != {before} && [{keys}].exists(k, {value.format(after)} != {value.format(before)})"
     return {"name": "changes-annotations-of-ours", "expression": expression}
 
 
