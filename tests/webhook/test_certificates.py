@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from certs.pairs import CertificateError, pair_of, read_pair
 from tests.running import HOST
 from tests.webhook.running import Authority
-from webhook.certificates import CertificateError, Certificates, pair_of, read_pair
+from webhook.certificates import Certificates
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 

@@ -1,0 +1,174 @@
+"""The order in which one CA follows another, so that at no moment a caller meets a certificate it does not trust.
+
+Publish the old and the new CA together; see that in every webhook configuration; only then issue a certificate of the
+new one; see that served by every replica; only then drop the old CA. What has been done is read from what there is, so
+every step can be repeated, and a crash between any two of them loses nothing.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+
+from cryptography.hazmat.primitives.serialization import Encoding
+from msgspec import Struct
+from msgspec.structs import replace
+
+from certs.authority import issue, new_authority
+from certs.pairs import CertificateError, KeyPair, certificates_in, pair_of
+from certs.renewal import authority_needs_renewal, is_signed_by, needs_renewal, why_no_authority, why_unusable
+
+
+class Leaf(Struct, frozen=True):
+    """The serving certificate as it is stored, whatever is wrong with it."""
+
+    certificate: bytes = b""
+    key: bytes = b""
+
+
+class Kept(Struct, frozen=True):
+    """What is kept: the CA that signs, the one that will follow, those that some still rely on; and what is served."""
+
+    current: KeyPair | None = None
+    following: KeyPair | None = None
+    former: bytes = b""
+    leaf: Leaf = Leaf()
+
+    @property
+    def bundle(self) -> bytes:
+        """What callers should trust; in an order that does not depend on which of them signs."""
+        pairs = [pair for pair in (self.current, self.following) if pair is not None]
+        return joined([*(pair.certificate for pair in pairs), self.former])
+
+
+class Outside(Struct, frozen=True):
+    """What is seen of callers and replicas.
+
+    `trusted` is what callers trust now; `published` says that this is the whole bundle, for long enough to be known
+    everywhere; `served` that all replicas serve the stored leaf.
+    """
+
+    trusted: bytes
+    published: bool
+    served: bool
+
+
+class Wanted(Struct, frozen=True):
+    """What the certificate is for, and what of it somebody wants anew although it is not due."""
+
+    names: tuple[str, ...]
+    new_authority: bool = False
+    new_leaf: bool = False
+
+
+class Step(StrEnum):
+    """What to do next."""
+
+    BEGIN = "begin"
+    REMEMBER = "remember"
+    PREPARE = "prepare"
+    PROMOTE = "promote"
+    ISSUE = "issue"
+    DROP = "drop"
+    WAIT = "wait"
+    REST = "rest"
+
+
+class Next(Struct, frozen=True):
+    """The next step, and why it is that."""
+
+    step: Step
+    why: str
+
+
+def usable_authority(certificate: bytes, key: bytes, now: datetime) -> KeyPair | None:
+    """Read a CA as it is stored; None if it cannot sign."""
+    if why_unusable(certificate, key, now=now):
+        return None
+    pair = pair_of(certificate, key, "the CA")
+    return None if why_no_authority(pair) else pair
+
+
+def next_step(kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Next:
+    """Say what to do next."""
+    if kept.current is None:
+        return Next(Step.BEGIN, "there is no CA that can sign")
+    if relied_on(kept.leaf, outside.trusted, kept.bundle):
+        return Next(Step.REMEMBER, "callers rely on a CA that is not kept any more")
+    of_leaf = next_of_leaf(kept.current, kept.leaf, wanted, now, outside)
+    return of_leaf or next_of_authority(kept.current, kept, wanted, now, outside)
+
+
+def next_of_leaf(current: KeyPair, leaf: Leaf, wanted: Wanted, now: datetime, outside: Outside) -> Next | None:
+    """Say whether the serving certificate has to be made anew, now or later."""
+    stored = leaf.certificate, leaf.key
+    renewing, why = needs_renewal(*stored, now=now, names=wanted.names, authority=current.certificate)
+    if not renewing and not wanted.new_leaf:
+        return None
+    if outside.published or why_unusable(*stored, now=now, names=wanted.names):
+        return Next(Step.ISSUE, why if renewing else "it was asked for")
+    return Next(Step.WAIT, "not all callers trust the present CA yet")
+
+
+def next_of_authority(current: KeyPair, kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Next:
+    """Say how far one CA has followed another."""
+    if kept.following is not None:
+        if outside.published:
+            return Next(Step.PROMOTE, "all callers trust the CA that follows")
+        return Next(Step.WAIT, "not all callers trust the CA that follows yet")
+    if kept.former:
+        if outside.published and outside.served:
+            return Next(Step.DROP, "all replicas serve a certificate of the present CA")
+        return Next(Step.WAIT, "not all replicas serve a certificate of the present CA yet")
+    renewing, why = authority_needs_renewal(current.certificate, current.key, now=now)
+    if renewing or wanted.new_authority:
+        return Next(Step.PREPARE, why if renewing else "it was asked for")
+    return Next(Step.REST, "everything is as it should be")
+
+
+def take(step: Step, kept: Kept, wanted: Wanted, now: datetime, trusted: bytes) -> Kept:
+    """Take a step; gives what is to be kept."""
+    match step, kept.current:
+        case Step.BEGIN, _:
+            current = kept.following or new_authority(now)
+            relied = relied_on(kept.leaf, trusted, current.certificate)
+            kept = replace(kept, current=current, following=None, former=joined([kept.former, relied]))
+        case Step.REMEMBER, _:
+            kept = replace(kept, former=joined([kept.former, relied_on(kept.leaf, trusted, kept.bundle)]))
+        case Step.PREPARE, _:
+            kept = replace(kept, following=new_authority(now))
+        case Step.PROMOTE, KeyPair() as current:
+            former = joined([kept.former, current.certificate])
+            kept = replace(kept, current=kept.following, following=None, former=former)
+        case Step.ISSUE, KeyPair() as current:
+            made = issue(current, wanted.names, now)
+            kept = replace(kept, leaf=Leaf(made.certificate, made.key))
+        case Step.DROP, _:
+            kept = replace(kept, former=b"")
+    return kept
+
+
+def relied_on(leaf: Leaf, trusted: bytes, kept: bytes) -> bytes:
+    """Give the CAs that callers trust, that signed what is served, and that are not kept.
+
+    Only what callers trust already is ever taken over: what lies beside a certificate proves nothing.
+    """
+    try:
+        certificate = certificates_in(leaf.certificate, "")[0]
+    except CertificateError:
+        return b""
+    return joined([each for each in split(trusted) if each not in kept and is_signed_by(certificate, each)])
+
+
+def joined(bundles: Sequence[bytes]) -> bytes:
+    """Put bundles together, each certificate once, in one order."""
+    return b"".join(sorted({each for bundle in bundles for each in split(bundle)}))
+
+
+def split(bundle: bytes) -> list[bytes]:
+    """Part a bundle into its certificates; what is none is left out."""
+    if not bundle:
+        return []
+    try:
+        return [each.public_bytes(Encoding.PEM) for each in certificates_in(bundle, "the bundle")]
+    except CertificateError:
+        return []
