@@ -42,6 +42,7 @@ CALL_TIMEOUT_S = 30.0
 POOL_SIZE = 32
 HTTP_REDIRECT = 300
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -197,6 +198,16 @@ class ApiCluster:
         where = path(kind, namespace, name, subresource)
         query = {"fieldManager": FIELD_MANAGER}
         return self._decode(kind, self._call("PATCH", where, query, dict(changes), content_type=MERGE_PATCH))
+
+    def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], *, manager: str) -> T:
+        """Make these fields so, by server-side apply."""
+        metadata = found.metadata
+        where = path(kind, metadata.namespace, metadata.name)
+        # With its uid: an object that is gone would be created anew, from these few fields.
+        same = {"name": metadata.name, "uid": metadata.uid} | dict(fields.get("metadata") or {})
+        body = {"apiVersion": kind.api_version, "kind": kind.name, **fields, "metadata": same}
+        query = {"fieldManager": manager, "force": "true"}
+        return self._decode(kind, self._call("PATCH", where, query, body, content_type=APPLY_PATCH))
 
     def delete(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None

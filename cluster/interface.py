@@ -102,6 +102,13 @@ class Cluster(Protocol):
     ) -> T:
         """Merge changes into an object (RFC 7386); a resourceVersion among them makes it compare-and-swap."""
 
+    def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], *, manager: str) -> T:
+        """Make these fields of an object so, and own them under this manager's name (server-side apply, by force).
+
+        Entries of a list are merged by their name, so the fields name just what is meant. Conflict if it is not the
+        object any more that was found. A manager always gives all fields it owns: what it leaves out, it gives up.
+        """
+
     def delete(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
     ) -> None:

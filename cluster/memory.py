@@ -154,6 +154,16 @@ class MemoryCluster:
         written = self._write(kind, key, lambda old: merged(old, wanted), subresource=subresource)
         return msgspec.convert(written, kind.type)
 
+    def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], *, manager: str) -> T:  # noqa: ARG002 - memory does not remember who wrote what
+        """Make these fields so."""
+        key = key_of(kind, found.metadata.namespace, found.metadata.name)
+        same = {"metadata": {"uid": found.metadata.uid, **(fields.get("metadata") or {})}}
+        try:
+            written = self._write(kind, key, lambda old: merged(old, {**fields, **same}, merge_list=by_name))
+        except NotFound:
+            raise conflict(kind, key) from None
+        return msgspec.convert(written, kind.type)
+
     def _write(self, kind: Kind[T], key: Key, change: Callable[[Raw], Raw], *, subresource: str = "") -> Raw:
         """Change an object as a compare-and-swap: admission is asked outside the lock, then versions compared."""
         while True:
@@ -343,18 +353,28 @@ def conflict(kind: Kind[T], key: Key) -> Conflict:
     return Conflict(message, code=409, reason="Conflict")
 
 
-def merged(target: Raw, changes: Mapping[str, Any]) -> Raw:
-    """Apply a JSON merge patch (RFC 7386): null removes, objects merge, the rest replaces."""
+def merged(target: Raw, changes: Mapping[str, Any], merge_list: Callable[[Any, Any], Any] = lambda _, new: new) -> Raw:
+    """Apply a JSON merge patch (RFC 7386): null removes, objects merge, the rest replaces, but for lists if asked."""
     result = dict(target)
     for key, value in changes.items():
         if value is None:
             result.pop(key, None)
         elif isinstance(value, Mapping):
             inner = result.get(key)
-            result[key] = merged(inner if isinstance(inner, dict) else {}, value)
+            result[key] = merged(inner if isinstance(inner, dict) else {}, value, merge_list)
         else:
-            result[key] = value
+            result[key] = merge_list(result.get(key), value)
     return result
+
+
+def by_name(old: Any, new: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+    """Merge lists whose entries have names, entry by entry; anything else is replaced."""
+    if not (isinstance(old, list) and isinstance(new, list) and all(isinstance(each, dict) for each in old + new)):
+        return new
+    wanted = {each["name"]: each for each in new if "name" in each}
+    known = {each.get("name") for each in old}
+    changed = [merged(each, wanted.get(each.get("name"), {}), by_name) for each in old]
+    return changed + [each for each in new if each.get("name") not in known]
 
 
 def grace_of(kind: Kind[T], obj: Raw) -> int:

@@ -119,6 +119,34 @@ class ConfigMap(Object, frozen=True, kw_only=True):
     immutable: bool | None = None
 
 
+class Secret(Object, frozen=True, kw_only=True):
+    """A Secret, whole; its values are base64."""
+
+    type: str = "Opaque"
+    data: dict[str, str] = {}
+    immutable: bool | None = None
+
+
+class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Whose certificates the API server trusts when it calls a webhook."""
+
+    ca_bundle: str = ""
+
+
+class Hook(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One webhook."""
+
+    name: str
+    client_config: ClientConfig = ClientConfig()
+    failure_policy: str = ""
+
+
+class HookConfiguration(Object, frozen=True, kw_only=True):
+    """Webhooks that the API server calls; partial."""
+
+    webhooks: list[Hook] = []
+
+
 class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Who holds a lease, and since when."""
 
@@ -259,6 +287,24 @@ ACCESS_REVIEWS = Kind(
     "SubjectAccessReview",
     "subjectaccessreviews",
     AccessReview,
+    namespaced=False,
+    partial=True,
+)
+SECRETS = Kind("v1", "Secret", "secrets", Secret)
+DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments", Object, partial=True)
+MUTATING_HOOKS = Kind(
+    "admissionregistration.k8s.io/v1",
+    "MutatingWebhookConfiguration",
+    "mutatingwebhookconfigurations",
+    HookConfiguration,
+    namespaced=False,
+    partial=True,
+)
+VALIDATING_HOOKS = Kind(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    HookConfiguration,
     namespaced=False,
     partial=True,
 )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cluster.errors import AlreadyExists, Conflict, NotFound, Refused
 from cluster.interface import Cluster, Selector
-from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, Metadata, Pod
+from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, VALIDATING_HOOKS, Metadata, Pod
 from tests.cluster.objects import config_map, gpu_pod, pod
 from tests.waiting import eventually
 
@@ -118,6 +118,41 @@ def test_a_patch_with_a_version_is_compare_and_swap(cluster: Cluster, namespace:
     assert cluster.patch(CONFIG_MAPS, "one", namespace, change).data == {"n": "1"}
     with pytest.raises(Conflict):
         cluster.patch(CONFIG_MAPS, "one", namespace, change)
+
+
+def test_fields_are_applied_by_name(cluster: Cluster) -> None:
+    """Only what is named changes; and only of the object that was meant."""
+    hooks = [unused_hook(name) for name in ("one.quotient.dev", "two.quotient.dev")]
+    made = cluster.create(VALIDATING_HOOKS, {"metadata": {"name": "applied"}, "webhooks": hooks})
+    try:
+        fields = {"webhooks": [{"name": "two.quotient.dev", "failurePolicy": "Fail"}]}
+        after = cluster.apply(VALIDATING_HOOKS, made, fields, manager="test")
+        policies = [(each.name, each.failure_policy) for each in after.webhooks]
+        assert policies == [("one.quotient.dev", "Ignore"), ("two.quotient.dev", "Fail")]
+    finally:
+        cluster.delete(VALIDATING_HOOKS, "applied")
+    with pytest.raises(Conflict):
+        cluster.apply(VALIDATING_HOOKS, made, fields, manager="test")
+    other = cluster.create(VALIDATING_HOOKS, {"metadata": {"name": "applied"}, "webhooks": hooks})
+    try:
+        with pytest.raises(Conflict):
+            cluster.apply(VALIDATING_HOOKS, made, fields, manager="test")
+        assert cluster.get(VALIDATING_HOOKS, "applied") == other
+    finally:
+        cluster.delete(VALIDATING_HOOKS, "applied")
+
+
+def unused_hook(name: str) -> dict[str, Any]:
+    """Write a webhook that nothing is asked of."""
+    rule = {"apiGroups": ["test.quotient.dev"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["tests"]}
+    return {
+        "name": name,
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Ignore",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [rule],
+    }
 
 
 def test_patches_made_at_once_are_all_there(cluster: Cluster, namespace: str) -> None:

@@ -116,6 +116,10 @@ class Stepping:
         made: T = self._stepwise(self._cluster.patch, kind, name, namespace, changes, **options)
         return made
 
+    def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], **options: Any) -> T:
+        made: T = self._stepwise(self._cluster.apply, kind, found, fields, **options)
+        return made
+
     def delete(self, kind: Kind[T], name: str, namespace: str = "", **options: Any) -> None:
         self._stepwise(self._cluster.delete, kind, name, namespace, **options)
 
