@@ -18,7 +18,7 @@ from kubernetes import config
 from kubernetes.client.configuration import Configuration
 from kubernetes.client.rest import RESTClientObject
 
-from cluster.errors import Expired, api_error
+from cluster.errors import Conflict, Expired, Refused, api_error
 from cluster.interface import (
     EVERYTHING,
     Change,
@@ -207,7 +207,12 @@ class ApiCluster:
         same = {"name": metadata.name, "uid": metadata.uid} | dict(fields.get("metadata") or {})
         body = {"apiVersion": kind.api_version, "kind": kind.name, **fields, "metadata": same}
         query = {"fieldManager": manager, "force": "true"}
-        return self._decode(kind, self._call("PATCH", where, query, body, content_type=APPLY_PATCH))
+        try:
+            return self._decode(kind, self._call("PATCH", where, query, body, content_type=APPLY_PATCH))
+        except Refused as refused:
+            if "metadata.uid" in str(refused):  # another one has this name by now
+                raise Conflict(str(refused), code=409, reason="Conflict") from None
+            raise
 
     def delete(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
