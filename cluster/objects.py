@@ -52,6 +52,7 @@ class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    pod_ip: str = field(name="podIP", default="")
 
 
 class Pod(Object, frozen=True, kw_only=True):
@@ -127,9 +128,17 @@ class Secret(Object, frozen=True, kw_only=True):
     immutable: bool | None = None
 
 
-class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Whose certificates the API server trusts when it calls a webhook."""
+class ServiceReference(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A Service behind which something answers."""
 
+    name: str = ""
+    namespace: str = ""
+
+
+class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Where a webhook is, and whose certificates the API server trusts when it calls it."""
+
+    service: ServiceReference = ServiceReference()
     ca_bundle: str = ""
 
 

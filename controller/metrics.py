@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from controller.certificates import Found
 from vcuda.ledger import Ledger, State
 
 LABELS = ("namespace", "quota", "type", "resource")
@@ -14,9 +15,13 @@ class Metrics:
     """The series of one controller, made of its ledgers when somebody looks."""
 
     def __init__(
-        self, ledgers: Callable[[], Mapping[str, Ledger]], lag_s: Callable[[], float], is_leading: Callable[[], bool]
+        self,
+        ledgers: Callable[[], Mapping[str, Ledger]],
+        lag_s: Callable[[], float],
+        is_leading: Callable[[], bool],
+        certificates: Callable[[], Found],
     ) -> None:
-        self._ledgers, self._lag_s, self._is_leading = ledgers, lag_s, is_leading
+        self._ledgers, self._lag_s, self._is_leading, self._certificates = ledgers, lag_s, is_leading, certificates
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -27,6 +32,8 @@ class Metrics:
         yield GaugeMetricFamily(
             "quotient_controller_lag_seconds", "How long the oldest change waits to be accounted for", self._lag_s()
         )
+        if leading:
+            yield from certificate_series(self._certificates())
         ledgers = self._ledgers() if leading else {}
         closed = sum(ledger.state is not State.OPEN for ledger in ledgers.values())
         yield GaugeMetricFamily("quotient_ledgers", "Namespaces that have a ledger", float(len(ledgers)))
@@ -42,3 +49,20 @@ class Metrics:
                 used.add_metric(labels, standing.used[key])
                 reserved.add_metric(labels, standing.reserved[key])
         yield from (hard, used, reserved)
+
+
+def certificate_series(found: Found) -> Iterator[Metric]:
+    """Show how long the CA is good, and what is being done about certificates."""
+    if found.kept.current is not None:
+        yield GaugeMetricFamily(
+            "quotient_ca_not_after_seconds",
+            "When the CA that signs now expires, in seconds since 1970",
+            found.kept.current.not_after.timestamp(),
+        )
+    step = GaugeMetricFamily(
+        "quotient_certificates_step",
+        "The last step of keeping certificates; rest and wait are no step",
+        labels=["step"],
+    )
+    step.add_metric([found.last.step.value], 1.0)
+    yield step

@@ -7,9 +7,11 @@ import threading
 
 import structlog
 
-from cluster.election import Elector, Terms
+from cluster import election
+from cluster.election import Elector
 from cluster.events import Recorder
 from cluster.interface import Cluster
+from controller.certificates import CertificateKeeper, Terms
 from controller.keeping import Keeper
 from controller.metrics import Metrics
 from ledger.following import QuotaFollower
@@ -25,7 +27,7 @@ GARBAGE = (50_000, 20, 20)
 class Service:
     """The parts of a running controller, and how it is with them."""
 
-    def __init__(self, configuration: Configuration, cluster: Cluster, terms: Terms | None = None) -> None:
+    def __init__(self, configuration: Configuration, cluster: Cluster, terms: election.Terms | None = None) -> None:
         spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
         self.quotas = QuotaFollower(cluster, spoken, configuration.quota_by_default())
         self.elector = Elector(
@@ -45,7 +47,20 @@ class Service:
             cluster_mode=configuration.mode,
             is_leading=lambda: self.elector.leading,
         )
-        self.metrics = Metrics(self.keeper.ledgers, self.keeper.lag_s, lambda: self.elector.leading)
+        self.certificates = CertificateKeeper(
+            cluster,
+            configuration.system_namespace,
+            Terms(
+                names=configuration.served_names(),
+                port=configuration.webhook.port,
+                managed=configuration.certificates.manage,
+                settle_s=configuration.certificates.settle_s,
+            ),
+            is_leading=lambda: self.elector.leading,
+        )
+        self.metrics = Metrics(
+            self.keeper.ledgers, self.keeper.lag_s, lambda: self.elector.leading, lambda: self.certificates.found
+        )
         settings = configuration.controller
         self.probes = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
         self.ending = threading.Event()
@@ -61,15 +76,18 @@ class Service:
         self.probes.start()
         self.quotas.start()
         self.keeper.start()
+        self.certificates.start()
         self.elector.start()
         self._log.info("controller_started", identity=self.elector.identity, ops_port=self.probes.port)
         return self
 
     def _begin_to_lead(self) -> None:
         self.keeper.look_at_everything()
+        self.certificates.look_again()
 
     def stop(self) -> None:
         """End, and leave the lease to another."""
+        self.certificates.stop()
         self.elector.stop()
         self.keeper.stop()
         self.quotas.stop()
@@ -84,6 +102,8 @@ class Service:
     def not_live(self) -> list[str]:
         """Say why the process should be started anew."""
         amiss = [] if self.keeper.alive else ["a thread has ended that keeps the ledgers"]
+        if not self.certificates.alive:
+            amiss.append("a thread has ended that keeps the certificates")
         return amiss if self.elector.alive else [*amiss, "the elector has ended"]
 
     def not_ready(self) -> list[str]:

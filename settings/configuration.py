@@ -34,6 +34,9 @@ controller:
   address: 0.0.0.0          # where to listen
   opsPort: 8080             # HTTP: /livez, /readyz and /metrics
   identity: ""              # under which it strives for leadership; empty: host name and process
+certificates:
+  manage: true              # make and keep the webhook's certificates; false: cert-manager does, or you
+  settleS: 30               # how long API servers may take to hear of a new CA
 cluster:
   kubeconfig: ""            # empty: the pod's own account, or the user's kubeconfig
   context: ""               # empty: the kubeconfig's current one
@@ -61,6 +64,7 @@ API_VERSION: Final = "quotient.dev/v1"
 KIND: Final = "Configuration"
 DEFAULT_QUOTA = "configuration/defaultQuota"
 MAX_UNIT_MIB = 1024 * 1024
+WEBHOOK_SERVICE = "quotient-webhook"
 NAMESPACE = re.compile(DNS_LABEL, re.ASCII)
 
 
@@ -115,6 +119,13 @@ class Controller(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
     identity: str = ""
 
 
+class Certificates(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Who makes the webhook's certificates."""
+
+    manage: bool = True
+    settle_s: Seconds = 30
+
+
 class Access(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Which cluster, and as whom."""
 
@@ -137,8 +148,14 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     default_quota: str = ""
     webhook: Webhook = Webhook()
     controller: Controller = Controller()
+    certificates: Certificates = Certificates()
     cluster: Access = Access()
     log: Log = Log()
+
+    def served_names(self) -> tuple[str, ...]:
+        """Give the names under which API servers call the webhook: that of its Service, unless told otherwise."""
+        service = f"{WEBHOOK_SERVICE}.{self.system_namespace}.svc"
+        return (self.webhook.server_name,) if self.webhook.server_name else (service, f"{service}.cluster.local")
 
     def quota_by_default(self) -> Quota | None:
         """Give the quota of namespaces that have none; a QuotaError says what is wrong with it."""

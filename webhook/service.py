@@ -48,11 +48,6 @@ def rules_of(configuration: Configuration) -> Rules:
     )
 
 
-def server_name_of(configuration: Configuration) -> str:
-    """Name the host under which API servers call the webhook."""
-    return configuration.webhook.server_name or f"quotient-webhook.{configuration.system_namespace}.svc"
-
-
 class Service:
     """The parts of a running webhook, and how it is with them."""
 
@@ -81,7 +76,7 @@ class Service:
         )
         self.certificates = Certificates(
             Path(settings.certificates),
-            server_name_of(configuration),
+            configuration.served_names()[0],
             Path(settings.client_ca) if settings.client_ca else None,
         )
         self.ops = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -29,9 +30,13 @@ def test_help_names_every_command_and_where_to_begin() -> None:
     done = run("--help")
     assert done.exit_code == 0
     assert "quotient local" in done.output
-    assert sorted(main.commands) == ["admit", "config", "controller", "lint", "local", "quota", "webhook"]
-    for command in main.commands.values():
-        assert command.help, f"{command.name} has no help"
+    context = click.Context(main)
+    names = main.list_commands(context)
+    assert names == ["admit", "config", "controller", "lint", "local", "quota", "webhook"]
+    for name in names:
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.help, f"{name} has no help"
 
 
 def test_version_is_the_packages() -> None:

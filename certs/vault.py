@@ -1,0 +1,108 @@
+"""Where certificates are kept in a cluster: two secrets, written by compare-and-swap.
+
+The CA's is for the controller alone. The serving certificate's is mounted by the webhook, which can read nothing else.
+"""
+
+import base64
+import binascii
+from datetime import datetime
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from certs.pairs import CERTIFICATE, KEY, KeyPair
+from certs.rotation import Kept, Leaf, usable_authority
+from cluster.errors import NotFound
+from cluster.interface import Cluster
+from cluster.objects import SECRETS, Metadata, Secret
+from vcuda.names import API_GROUP
+
+CA_SECRET, LEAF_SECRET = "quotient-ca", "quotient-webhook-tls"
+TLS_TYPE = "kubernetes.io/tls"
+CURRENT, FOLLOWING, FORMER = "ca", "next", "former.crt"
+# Annotation of the CA's secret, by which somebody asks for a rotation that is not due.
+WISH = f"{API_GROUP}/rotate"
+LABELS = {"app.kubernetes.io/name": "quotient", "app.kubernetes.io/component": "certificates"}
+
+
+class Wish(StrEnum):
+    """What may be asked for: another CA, which brings another serving certificate; or that alone."""
+
+    AUTHORITY = "ca"
+    LEAF = "leaf"
+
+
+class Stored(Struct, frozen=True):
+    """What was read: the certificates, and the secrets they stand in, if those are there."""
+
+    kept: Kept
+    authority: Secret | None
+    leaf: Secret | None
+    wish: str = ""
+
+
+class Vault:
+    """Reads and writes the two secrets."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+
+    def read(self, now: datetime) -> Stored:
+        """Read both; what cannot be read counts as missing."""
+        authority, leaf = self._find(CA_SECRET), self._find(LEAF_SECRET)
+        kept = Kept(
+            current=pair_in(authority, CURRENT, now),
+            following=pair_in(authority, FOLLOWING, now),
+            former=value_in(authority, FORMER),
+            leaf=Leaf(value_in(leaf, CERTIFICATE), value_in(leaf, KEY)),
+        )
+        wish = authority.metadata.annotations.get(WISH, "") if authority else ""
+        return Stored(kept, authority, leaf, wish)
+
+    def write(self, before: Stored, kept: Kept, *, granted: bool = False) -> None:
+        """Write what changed, the CAs first; Conflict or AlreadyExists if somebody else wrote meanwhile.
+
+        `granted` takes back the wish that is fulfilled by this.
+        """
+        same = (kept.current, kept.following, kept.former)
+        if granted or same != (before.kept.current, before.kept.following, before.kept.former):
+            data = {f"{CURRENT}.crt": b"", f"{CURRENT}.key": b"", FORMER: kept.former}
+            for name, pair in ((CURRENT, kept.current), (FOLLOWING, kept.following)):
+                if pair is not None:
+                    data |= {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
+            self._put(before.authority, CA_SECRET, "Opaque", data, without=WISH if granted else "")
+        if kept.leaf != before.kept.leaf:
+            self._put(before.leaf, LEAF_SECRET, TLS_TYPE, {CERTIFICATE: kept.leaf.certificate, KEY: kept.leaf.key})
+
+    def wish(self, wish: Wish) -> None:
+        """Ask for a rotation; NotFound if there is nothing yet that could be rotated."""
+        self._cluster.patch(SECRETS, CA_SECRET, self._namespace, {"metadata": {"annotations": {WISH: wish.value}}})
+
+    def _find(self, name: str) -> Secret | None:
+        try:
+            return self._cluster.get(SECRETS, name, self._namespace)
+        except NotFound:
+            return None
+
+    def _put(self, found: Secret | None, name: str, type_: str, data: dict[str, bytes], *, without: str = "") -> None:
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items() if value}
+        if found is None:
+            metadata = Metadata(name=name, namespace=self._namespace, labels=LABELS)
+            self._cluster.create(SECRETS, Secret(metadata=metadata, type=type_, data=encoded))
+            return
+        notes = {key: value for key, value in found.metadata.annotations.items() if key != without}
+        self._cluster.update(SECRETS, replace(found, metadata=replace(found.metadata, annotations=notes), data=encoded))
+
+
+def value_in(secret: Secret | None, key: str) -> bytes:
+    """Read a value; one that is no base64 counts as missing."""
+    try:
+        return base64.b64decode(secret.data.get(key, ""), validate=True) if secret else b""
+    except binascii.Error:
+        return b""
+
+
+def pair_in(secret: Secret | None, name: str, now: datetime) -> KeyPair | None:
+    """Read a CA; None if it is missing, or cannot sign."""
+    return usable_authority(value_in(secret, f"{name}.crt"), value_in(secret, f"{name}.key"), now)

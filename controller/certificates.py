@@ -1,0 +1,216 @@
+"""Keeps the webhook's certificates: renewed in time, rotated in the safe order, trusted and served.
+
+One pass reads everything there is, takes the steps that can be taken now, and puts the webhook configurations right.
+What it knows of earlier passes is only how long callers have been able to hear of a bundle.
+"""
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from msgspec import Struct
+
+from certs.rotation import Kept, Next, Outside, Step, Wanted, joined, next_step, take
+from certs.vault import CA_SECRET, LEAF_SECRET, Stored, Vault, Wish
+from cluster.errors import AlreadyExists, ApiError, Conflict
+from cluster.informer import Informer
+from cluster.interface import Cluster, Selector
+from cluster.objects import PODS, SECRETS, HookConfiguration, Secret
+from controller.hooks import CONTROLLER, KINDS, NAME, Hooks
+from vcuda.decision import Unavailable
+
+REPLICAS = Selector(labels="app.kubernetes.io/name=quotient,app.kubernetes.io/component=webhook")
+# How often to look when nothing happens, and while something is on its way.
+AGAIN_S, SOON_S = 60.0, 2.0
+MOST_STEPS = 8
+DIAL_S = 3.0
+
+
+class Terms(Struct, frozen=True):
+    """Whether certificates are made here, for which names, where they are served, and how patient to be."""
+
+    names: tuple[str, ...]
+    port: int
+    managed: bool = True
+    settle_s: float = 30.0
+
+
+class Found(Struct, frozen=True):
+    """What a pass found, for the metrics."""
+
+    kept: Kept = Kept()
+    last: Next = Next(Step.WAIT, "nothing was looked at yet")
+
+
+class CertificateKeeper:
+    """Looks after certificates and webhook configurations, while `is_leading` says so."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        terms: Terms,
+        *,
+        is_leading: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        dial: Callable[[str, int], bytes] | None = None,
+    ) -> None:
+        self._cluster, self._namespace, self._terms = cluster, namespace, terms
+        self._is_leading, self._clock, self._wall = is_leading, clock, wall
+        self._dial = dial or served_at
+        self._vault, self._hooks = Vault(cluster, namespace), Hooks(cluster, namespace)
+        self._seen: tuple[bytes, float] = b"", 0.0
+        self.found = Found()
+        self._wake, self._ending = threading.Event(), threading.Event()
+        secrets = (CA_SECRET, LEAF_SECRET) if terms.managed else ()
+        self._informers: list[Informer[Secret] | Informer[HookConfiguration]] = [
+            *(Informer(cluster, SECRETS, namespace, named(name)) for name in secrets),
+            *(Informer(cluster, kind, selector=named(NAME)) for kind in KINDS),
+        ]
+        for informer in self._informers:
+            informer.on_change(lambda *_: self._wake.set())
+        self._log = structlog.get_logger()
+        self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
+
+    def start(self) -> "CertificateKeeper":
+        """Begin."""
+        for informer in self._informers:
+            informer.start()
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End; if we are being taken away for good, let the API server do without us first."""
+        self._ending.set()
+        self._wake.set()
+        for informer in self._informers:
+            informer.stop()
+        if self._thread.is_alive():
+            self._thread.join(10)
+        try:
+            if self._hooks.is_taken_away(CONTROLLER) and self._hooks.keep(bundle=None, armed=False):
+                self._log.warning("webhooks_disarmed", cause="the controller is taken away")
+        except (ApiError, Unavailable) as broken:
+            self._log.warning("webhooks_not_disarmed", cause=str(broken))
+
+    @property
+    def alive(self) -> bool:
+        """Whether its threads run."""
+        return self._thread.is_alive() and all(informer.alive for informer in self._informers)
+
+    def look_again(self) -> None:
+        """Look at once: after becoming the leader, or because something changed."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        pause = SOON_S
+        while not self._ending.is_set():
+            self._wake.wait(pause)
+            if self._ending.is_set():
+                return
+            self._wake.clear()
+            if not self._is_leading():
+                pause = AGAIN_S
+                continue
+            try:
+                pause = AGAIN_S if self.look() is Step.REST else SOON_S
+            except (Conflict, AlreadyExists):
+                pause = SOON_S  # somebody else wrote: look again
+            except (ApiError, Unavailable) as broken:
+                self._log.warning("certificates_not_kept", cause=str(broken))
+                pause = SOON_S
+            except Exception:  # the outermost frame of the thread: it has to go on
+                self._log.exception("certificates_failed")
+                pause = AGAIN_S
+
+    def look(self) -> Step:
+        """Look at everything once, and do what can be done now; gives where it stands."""
+        if self._hooks.is_taken_away() and self._hooks.keep(bundle=None, armed=False):
+            self._log.warning("webhooks_disarmed", cause="the webhook is taken away")
+        if not self._terms.managed:
+            return self._arm(None)
+        found = Next(Step.WAIT, "")
+        for _ in range(MOST_STEPS):
+            stored = self._vault.read(self._wall())
+            found = self._next(stored)
+            if found.step not in (Step.BEGIN, Step.REMEMBER):
+                # Everything is remembered that somebody relies on: this is what callers should trust.
+                self._hooks.keep(bundle=stored.kept.bundle, armed=None)
+                found = self._next(stored)
+            self.found = Found(stored.kept, found)
+            if found.step in (Step.WAIT, Step.REST):
+                break
+            self._take(found, stored)
+        arming = self._arm(self.found.kept)
+        return Step.WAIT if Step.WAIT in (found.step, arming) else Step.REST
+
+    def _next(self, stored: Stored) -> Next:
+        return next_step(stored.kept, self._wanted(stored), self._wall(), self._outside(stored.kept))
+
+    def _wanted(self, stored: Stored) -> Wanted:
+        return Wanted(self._terms.names, new_authority=stored.wish == Wish.AUTHORITY, new_leaf=stored.wish == Wish.LEAF)
+
+    def _take(self, found: Next, stored: Stored) -> None:
+        """Take a step, and store what came of it; Conflict if somebody else did meanwhile."""
+        now, wanted = self._wall(), self._wanted(stored)
+        kept = take(found.step, stored.kept, wanted, now, joined(self._hooks.bundles()))
+        granted = (found.step is Step.PREPARE and wanted.new_authority) or (
+            found.step is Step.ISSUE and wanted.new_leaf
+        )
+        self._vault.write(stored, kept, granted=granted)
+        self._log.info("certificates", step=found.step.value, why=found.why)
+
+    def _outside(self, kept: Kept) -> Outside:
+        """See what callers trust, and since when; and what replicas serve."""
+        bundles = self._hooks.bundles()
+        is_there = all(bundle == kept.bundle for bundle in bundles)
+        if not is_there or self._seen[0] != kept.bundle:
+            self._seen = kept.bundle if is_there else b"", self._clock()
+        # Where nobody is registered, nobody has to hear of it.
+        published = is_there and (not bundles or self._clock() - self._seen[1] >= self._terms.settle_s)
+        return Outside(joined(bundles), published, served=not kept.former or self._serve(kept, all))
+
+    def _serve(self, kept: Kept, how_many: Callable[[Iterable[bool]], bool]) -> bool:
+        """Tell whether all, or any, replicas serve the stored certificate."""
+        return how_many(served == kept.leaf.certificate for served in self._served())
+
+    def _served(self) -> Iterable[bytes]:
+        """Ask each replica what it serves, those on their way out too; nothing for one that does not answer."""
+        for pod in self._cluster.list(PODS, self._namespace, REPLICAS).items:
+            if pod.status.phase in ("Succeeded", "Failed"):
+                continue
+            yield self._dial(pod.status.pod_ip, self._terms.port) if pod.status.pod_ip else b""
+
+    def _arm(self, kept: Kept | None) -> Step:
+        """Let the API server insist on an answer from the first one on, until the webhook is taken away for good."""
+        bundle = None if kept is None else kept.bundle
+        if self._hooks.is_taken_away():
+            return Step.REST
+        is_served = any(self._served()) if kept is None else self._serve(kept, any)
+        if not is_served:
+            self._hooks.keep(bundle=bundle, armed=None)
+            return Step.WAIT
+        if self._hooks.keep(bundle=bundle, armed=True):
+            self._log.info("webhooks_armed")
+        return Step.REST
+
+
+def named(name: str) -> Selector:
+    """Select the one object of this name."""
+    return Selector(fields=f"metadata.name={name}")
+
+
+def served_at(address: str, port: int) -> bytes:
+    """Give the certificate that is served somewhere; nothing if none is."""
+    try:
+        return x509.load_pem_x509_certificate(
+            ssl.get_server_certificate((address, port), timeout=DIAL_S).encode()
+        ).public_bytes(Encoding.PEM)
+    except (OSError, ValueError):
+        return b""

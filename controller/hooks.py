@@ -1,0 +1,143 @@
+"""The webhook configurations as the controller keeps them: whom the API server trusts, and whether it must be answered.
+
+The chart registers our webhooks with `failurePolicy: Ignore`, so that nobody is held up before they can answer. When
+they do, the controller arms them: `Fail`. When the webhook is taken away for good, it disarms them again, so that no
+configuration is ever left without its server. Both are written by name, under a field manager of their own, and come
+back if somebody wipes them. A webhook that is only away stays armed: pods with GPUs then wait for it.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.errors import Conflict, NotFound
+from cluster.interface import Cluster
+from cluster.objects import (
+    DEPLOYMENTS,
+    MUTATING_HOOKS,
+    NAMESPACES,
+    VALIDATING_HOOKS,
+    Hook,
+    HookConfiguration,
+    Kind,
+)
+from vcuda.names import API_GROUP
+
+NAME = "quotient"
+MANAGER = "quotient-certificates"
+KINDS: tuple[Kind[HookConfiguration], ...] = (MUTATING_HOOKS, VALIDATING_HOOKS)
+# Annotation of a configuration: `auto` lets the controller arm it, `never` keeps it disarmed. The emergency exit.
+ARM = f"{API_GROUP}/arm"
+AUTO, NEVER = "auto", "never"
+ARMED, DISARMED = "Fail", "Ignore"
+WEBHOOK, CONTROLLER = "quotient-webhook", "quotient-controller"
+
+
+class Hooks:
+    """Both configurations. Only webhooks behind our own Service are touched; others have certificates of their own."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+
+    def read(self) -> dict[Kind[HookConfiguration], HookConfiguration]:
+        """Read those that there are."""
+        found: dict[Kind[HookConfiguration], HookConfiguration] = {}
+        for kind in KINDS:
+            try:
+                found[kind] = self._cluster.get(kind, NAME)
+            except NotFound:
+                continue
+        return found
+
+    def ours(self, configuration: HookConfiguration) -> list[Hook]:
+        """Give the webhooks behind our Service."""
+        service = WEBHOOK, self._namespace
+        return [
+            hook
+            for hook in configuration.webhooks
+            if (hook.client_config.service.name, hook.client_config.service.namespace) == service
+        ]
+
+    def bundles(self) -> list[bytes]:
+        """Give what the API server trusts for each of our webhooks."""
+        return [bundle_of(hook) for configuration in self.read().values() for hook in self.ours(configuration)]
+
+    def keep(self, *, bundle: bytes | None, armed: bool | None) -> bool:
+        """Make all of our webhooks so, as far as is said; tells whether anything had to be changed.
+
+        Without a bundle, that is left to whoever keeps it; without a word on arming, that stays as it is.
+        """
+        changed = False
+        for kind, configuration in self.read().items():
+            hooks = self.ours(configuration)
+            wanted = [fields_of(hook, bundle, policy_of(configuration, hook, armed=armed)) for hook in hooks]
+            is_so = all(is_already(hook, fields) for hook, fields in zip(hooks, wanted, strict=True))
+            if not hooks or (is_so and is_owned(configuration)):
+                continue
+            try:
+                fields = {"webhooks": wanted, **self._owned_by_namespace()}
+                self._cluster.apply(kind, configuration, fields, manager=MANAGER)
+            except Conflict:
+                continue  # deleted, or another one: we shall hear of it
+            changed = True
+        return changed
+
+    def is_taken_away(self, deployment: str = WEBHOOK) -> bool:
+        """Tell whether a part of Quotient is being removed for good: its Deployment, or all of its namespace."""
+        try:
+            found = self._cluster.get(DEPLOYMENTS, deployment, self._namespace)
+            namespace = self._cluster.get(NAMESPACES, self._namespace)
+        except NotFound:
+            return True
+        return bool(found.metadata.deletion_timestamp or namespace.metadata.deletion_timestamp)
+
+    def _owned_by_namespace(self) -> dict[str, object]:
+        """Make our namespace the owner: deleted with everything in it, it takes the configurations along."""
+        try:
+            namespace = self._cluster.get(NAMESPACES, self._namespace)
+        except NotFound:
+            return {}
+        owner = {"apiVersion": "v1", "kind": "Namespace", "name": self._namespace, "uid": namespace.metadata.uid}
+        return {"metadata": {"ownerReferences": [owner]}}
+
+
+def policy_of(configuration: HookConfiguration, hook: Hook, *, armed: bool | None) -> str:
+    """Say what should happen when a webhook does not answer; nothing if that is not ours to say."""
+    may = configuration.metadata.annotations.get(ARM)
+    if may == NEVER:
+        return DISARMED
+    if may != AUTO:
+        return ""
+    if armed is None:
+        return hook.failure_policy
+    return ARMED if armed else DISARMED
+
+
+def fields_of(hook: Hook, bundle: bytes | None, policy: str) -> dict[str, Any]:
+    """Write what we own of a webhook."""
+    fields: dict[str, Any] = {"name": hook.name}
+    if bundle is not None:
+        fields["clientConfig"] = {"caBundle": base64.b64encode(bundle).decode()}
+    if policy:
+        fields["failurePolicy"] = policy
+    return fields
+
+
+def is_already(hook: Hook, fields: Mapping[str, Any]) -> bool:
+    """Tell whether a webhook is what it should be."""
+    now = {"clientConfig": {"caBundle": hook.client_config.ca_bundle}, "failurePolicy": hook.failure_policy}
+    return all(now[key] == value for key, value in fields.items() if key in now)
+
+
+def is_owned(configuration: HookConfiguration) -> bool:
+    """Tell whether the namespace is the owner."""
+    return any(owner.kind == "Namespace" for owner in configuration.metadata.owner_references)
+
+
+def bundle_of(hook: Hook) -> bytes:
+    """Give the CAs that are trusted for one webhook."""
+    try:
+        return base64.b64decode(hook.client_config.ca_bundle, validate=True)
+    except binascii.Error:
+        return b""
