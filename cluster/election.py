@@ -109,6 +109,10 @@ class Elector:
             held = False
             self._log.exception("lease_call_crashed")
         if held and not self._stopping.is_set():
+            if self._announced and not self.leading:
+                # Our time had run out before we got it again: another may have led meanwhile.
+                self._renewed_at = None
+                self._announce()
             # Counted from before the call: others count from when they see it, which is later.
             self._renewed_at = began
         self._announce()

@@ -224,7 +224,8 @@ class Informer(Generic[T]):
         except Exception:  # one odd object must not keep all others out of the cache
             self.handler_errors += 1
             self._log.exception("convert_failed", object="/".join(name_of(item)))
-            return None
+            # What cannot be read is not gone: what was known of it stays.
+            return self._objects.get(name_of(item))
 
     def _replace(self, items: Iterable[T]) -> None:
         """Put a list in place of the cache at once, then tell of every difference."""

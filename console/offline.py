@@ -11,11 +11,11 @@ import jsonpatch
 from msgspec import Struct
 
 from console.preflight import mended, refused_early
+from ledger import following
 from ledger.committing import Drawer
 from vcuda.decision import BadRequest, Code, Reason, shown
 from vcuda.document import DocumentError, parse_documents
 from vcuda.ledger import Ledger, turn
-from vcuda.names import LEGACY_KEY, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_KEY
 from vcuda.quota import Mistake, Quota, QuotaError, parse_legacy, parse_quota
 from webhook.admission import Admission, answer
 from webhook.policies import FixedPolicies
@@ -193,14 +193,8 @@ def quotas_in(document: dict[str, Any], source: str, unit_mib: int) -> Iterator[
         metadata, data = document.get("metadata") or {}, document.get("data") or {}
         if not isinstance(metadata, dict) or not isinstance(data, dict):
             raise QuotaError(Mistake(source, "data", "", "is no mapping; write it as a ConfigMap has it"))
-        name, namespace = str(metadata.get("name", "")), str(metadata.get("namespace", EVERYWHERE))
-        if (namespace, name) == (LEGACY_NAMESPACE, LEGACY_NAME) or LEGACY_KEY in data:
-            yield from parse_legacy(str(data.get(LEGACY_KEY, "")), f"{namespace}/{name}").items()
-        elif QUOTA_KEY in data:
-            yield namespace, parse_quota(str(data[QUOTA_KEY]), f"{namespace}/{name}".lstrip("/"), unit_mib)
-        else:
-            told = f"has no key {QUOTA_KEY}; write the quota under it"
-            raise QuotaError(Mistake(f"{source}: ConfigMap {name}", "data", "", told))
+        name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or EVERYWHERE)
+        yield from following.quotas_in(namespace, name, {key: str(data[key]) for key in data}, unit_mib).items()
     elif document and all(isinstance(entry, dict) and "quota" in entry for entry in document.values()):
         yield from parse_legacy(json.dumps(document), source).items()
     else:

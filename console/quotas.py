@@ -1,7 +1,8 @@
 """`quotient quota`: how namespaces stand with their quotas; `quotient quota lint`: what is questionable about them."""
 
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -16,8 +17,9 @@ from ledger.following import is_quota
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.advice import Doubt, Stock, doubts
-from vcuda.charging import Holder
-from vcuda.decision import Unavailable
+from vcuda.catalogue import Card, sizes_mib
+from vcuda.charging import Holder, Telling
+from vcuda.decision import Reason, Unavailable
 from vcuda.document import DocumentError, parse_documents
 from vcuda.language import Language
 from vcuda.ledger import Key, Ledger
@@ -30,9 +32,15 @@ from vcuda.names import (
     STATUS_KEY,
     STATUS_LABEL,
 )
+from vcuda.quantity import QuantityError, parse
 from vcuda.quota import Mistake, Quota, QuotaError
+from vcuda.vocabulary import WHOLE
 from webhook.service import rules_of
 from webhook.workloads import KINDS
+
+if TYPE_CHECKING:
+    from cluster.objects import Object
+    from controller.holdings import Holding
 
 SHOW = "show"
 # Of a workload with more pods, the first show what becomes of them.
@@ -146,6 +154,7 @@ def show_status(namespace: str, status: Status, heading: str = "") -> None:
 
 
 NUMBERS = ("hard", "used", "reserved", "free")
+AMOUNTS = ("capacity", "allocatable")
 
 
 def documents_in(files: Iterable[str]) -> list[tuple[str, Document]]:
@@ -170,12 +179,21 @@ def from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, Status]:
     if found.mistakes:
         raise click.UsageError("\n".join(map(str, found.mistakes)))
     quotas = Quotas(found.quotas)
+    there = existing_in(documents, loaded.configuration)
     owners: dict[str, dict[Key, str]] = {name: {} for name in quotas.namespaces}
     refused: dict[str, dict[str, str]] = {name: {} for name in quotas.namespaces}
+    for name in quotas.namespaces:
+        held = {key: each for key, each in there.items() if each.metadata.namespace == name}
+        waiting = count_existing(quotas.ledger(name), held, documents, loaded.configuration)
+        owners[name] |= {key: each.owner for key, each in held.items()}
+        refused[name] |= {held[key].metadata.name: str(reasons[0]) for key, reasons in waiting.items()}
+    known = {(each.metadata.namespace, each.owner) for each in there.values()}
     for _, document in documents:
+        if is_existing(document):
+            continue
         for owner, pod in pods_of(document):
             namespace = str(pod["metadata"].get("namespace") or "default")
-            if namespace not in owners:
+            if namespace not in owners or (namespace, owner) in known:
                 continue
             before = set(quotas.ledger(namespace).pods())
             verdict = judge(pod, rules, quotas, namespace, "somebody")
@@ -183,9 +201,53 @@ def from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, Status]:
             if verdict.reasons:
                 refused[namespace][str(pod["metadata"].get("name", owner))] = str(verdict.reasons[0])
     mode = loaded.configuration.mode
-    for name, held in owners.items():
-        quotas.ledger(name).set_holders(top(holders_of(quotas.ledger(name), held)))
+    for name, by_pod in owners.items():
+        quotas.ledger(name).set_holders(top(holders_of(quotas.ledger(name), by_pod)))
     return {name: status_of(quotas.ledger(name), mode, refused[name], {}) for name in owners}
+
+
+def is_existing(document: Document) -> bool:
+    """Tell a pod that some cluster has from one that is yet to be created."""
+    created = part_of(document, "metadata").get("uid") and part_of(document, "status").get("phase")
+    return document.get("kind") == "Pod" and bool(created)
+
+
+def existing_in(documents: Iterable[tuple[str, Document]], configuration: Configuration) -> "dict[Key, Holding]":
+    """Read what pods hold that some cluster has already."""
+    from cluster.objects import Pod  # noqa: PLC0415 - only what runs is loaded
+    from controller.holdings import holding_of  # noqa: PLC0415
+
+    spoken = rules_of(configuration).language
+    pods = [read_object(document, Pod) for _, document in documents if is_existing(document)]
+    return {held.key: held for pod in pods if (held := holding_of(pod, spoken)) is not None}
+
+
+def count_existing(
+    ledger: Ledger,
+    held: "Mapping[Key, Holding]",
+    documents: Iterable[tuple[str, Document]],
+    configuration: Configuration,
+) -> Mapping[Key, tuple[Reason, ...]]:
+    """Charge pods that exist as the controller does; gives those that find no room, and why."""
+    from cluster.objects import Node  # noqa: PLC0415
+    from controller.accounting import View, reconcile  # noqa: PLC0415
+    from controller.holdings import charge_of, holds, machine_of  # noqa: PLC0415
+
+    rules, now_s = rules_of(configuration), time.time()
+    nodes = [read_object(document, Node) for _, document in documents if document.get("kind") == "Node"]
+    machines = {node.metadata.name: machine_of(node, rules.language) for node in nodes}
+    cards = {card for machine in machines.values() for card in machine.cards()}
+    unit_mib = configuration.memory_unit_mib
+    view = View(
+        holdings={key: each for key, each in held.items() if holds(each, machines.get(each.node), now_s)},
+        gone=frozenset(),
+        actual=lambda each: charge_of(each, machines.get(each.node), unit_mib),
+        cards=sizes_mib(cards, ledger.policy.pools),
+        unit_mib=unit_mib,
+        cluster_mode=configuration.mode,
+        telling=Telling(rules.names.use_models, unit_mib),
+    )
+    return reconcile(ledger, view, now_s, lambda *_: False).waiting
 
 
 def holders_of(ledger: Ledger, owners: Mapping[Key, str]) -> list[Holder]:
@@ -233,7 +295,7 @@ def part_of(document: Document, field: str) -> dict[str, Any]:
 def is_in_force(document: Document, spoken: Language) -> bool:
     """Tell whether a ConfigMap is in force as a quota."""
     metadata = part_of(document, "metadata")
-    where = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+    where = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
     return is_quota(*where, part_of(metadata, "labels"), spoken)
 
 
@@ -319,18 +381,31 @@ def stocks_of(nodes: Iterable[Document], configuration: Configuration) -> list[S
     from cluster.objects import Node  # noqa: PLC0415
     from controller.holdings import machine_of  # noqa: PLC0415
 
-    counts: dict[tuple[str, int], int] = {}
+    counts: dict[Card, int] = {}
     rules = rules_of(configuration)
     for document in nodes:
-        try:
-            node = msgspec.convert(document, Node)
-        except msgspec.ValidationError as wrong:
-            raise click.UsageError(f"Node {part_of(document, 'metadata').get('name', '')}: {wrong}") from None
+        node = read_object(document, Node)
         machine = machine_of(node, rules.language)
-        cores = node.status.capacity.get(rules.names.core, "")
+        try:
+            offered = parse(node.status.capacity.get(rules.names.core, "0")).whole // WHOLE
+        except QuantityError:
+            offered = 0
         for card in machine.cards():
             held = sum((gpu.model, gpu.memory_mib) == (card.model, card.memory_mib) for gpu in machine.gpus)
-            offered = int(cores) // 100 if cores.isdecimal() else 0
-            key = card.model, card.memory_mib
-            counts[key] = counts.get(key, 0) + (held or offered)
-    return [Stock(model, cards, memory_mib) for (model, memory_mib), cards in sorted(counts.items())]
+            counts[card] = counts.get(card, 0) + (held or offered)
+    return [Stock(card.model, count, card.memory_mib, card.pool) for card, count in sorted(counts.items())]
+
+
+T = TypeVar("T", bound="Object")
+
+
+def read_object(document: Document, into: type[T]) -> T:
+    """Read an object as a file has it: numbers that an API server would quote are quoted."""
+    status = part_of(document, "status")
+    amounts = {key: {name: str(value) for name, value in part_of(status, key).items()} for key in AMOUNTS}
+    meant = document | {"status": status | {key: value for key, value in amounts.items() if value}}
+    try:
+        return msgspec.convert(meant, into)
+    except msgspec.ValidationError as wrong:
+        name = part_of(document, "metadata").get("name", "")
+        raise click.UsageError(f"{document.get('kind', '')} {name}: {wrong}") from None

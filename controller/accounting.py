@@ -12,7 +12,7 @@ from functools import partial
 from msgspec import Struct
 
 from controller.holdings import Holding
-from vcuda.charging import ANY, Candidate, Charge, Holder, candidates, charge_on
+from vcuda.charging import ANY, PLAINLY, Candidate, Charge, Holder, Telling, candidates, charge_on
 from vcuda.decision import Reason
 from vcuda.ledger import MAX_HOLDERS, Claim, Key, Ledger, State, reserve, turn
 from vcuda.policy import Mode
@@ -33,6 +33,7 @@ class View(Struct, frozen=True):
     cards: Mapping[str, int]
     unit_mib: int
     cluster_mode: Mode = Mode.ENFORCE
+    telling: Telling = PLAINLY
 
 
 class Report(Struct, frozen=True):
@@ -89,7 +90,9 @@ def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[R
     for _, _, pod in sorted(uncharged):
         held = view.holdings[pod]
         demand = partial(held.request.demand, unit_mib=view.unit_mib)
-        verdict = reserve(ledger, Claim(pod, demand, held.wishes, view.cards), int(now_s), view.cluster_mode)
+        verdict = reserve(
+            ledger, Claim(pod, demand, held.wishes, view.cards, telling=view.telling), int(now_s), view.cluster_mode
+        )
         if verdict.reasons:
             waiting[pod] = verdict.reasons
     # All at once: what is reserved in a row is added up as it comes, what is turned has to be added up anew.

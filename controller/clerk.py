@@ -21,6 +21,7 @@ from controller.status import encode_status, status_of
 from ledger.books import Books, Page, Unreadable, read_page
 from ledger.following import is_quota, quotas_in
 from vcuda.catalogue import sizes_mib
+from vcuda.charging import Telling
 from vcuda.language import Language
 from vcuda.ledger import Key, Ledger, State, confirm, packed
 from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
@@ -28,6 +29,7 @@ from vcuda.policy import Mode
 from vcuda.quota import QuotaError
 
 TRIES = 20
+BEGIN_TOGETHER = 50
 AGAIN_S = 240.0
 # Not sooner than this after the last look, and not at the very moment something is due.
 APART_S, SOON_S = 0.25, 0.05
@@ -51,7 +53,9 @@ class Seen(Struct):
     failures: int = 0
     ledger: Ledger | None = None
     written: str = ""
+    # Since when something waits to be accounted for, and how often that was said.
     changed: float | None = None
+    touched: int = 0
 
 
 class Notes:
@@ -99,6 +103,8 @@ class Clerk:
         self._books = Books(cluster, system_namespace)
         self._known = KnownLedgers(cluster, system_namespace, sight.has_ledgers, clock)
         self._trouble = float("-inf")
+        # Held while it is found out whether a ledger is the first: workers note each other's namespaces, too.
+        self._beginning = threading.Lock()
         self._log = structlog.get_logger()
 
     def begin(self) -> None:
@@ -116,7 +122,7 @@ class Clerk:
         """Bring a namespace's ledger and status up to date; gives when to look again, if at all."""
         with self._notes.lock:
             seen = self._notes.of(namespace)
-            seen.last, seen.changed = self._clock(), None
+            seen.last, touched = self._clock(), seen.touched
         if namespace == self._system_namespace:
             return None
         for tries in range(TRIES):
@@ -135,6 +141,7 @@ class Clerk:
             return None
         with self._notes.lock:
             seen.ledger = page.ledger
+            seen.changed = None if seen.touched == touched else seen.last
         self._tell_waiting(namespace, seen, report)
         self._write_status(namespace, page.ledger, seen)
         return self._next_look_s(namespace, seen)
@@ -210,30 +217,34 @@ class Clerk:
 
     def _begin(self, namespace: str, uid: str, seen: Seen) -> Ledger:
         """Begin a ledger: open if the namespace never had one, closed for a while if it was lost."""
-        if self._known.has(namespace, uid) and seen.begun != uid:
+        with self._beginning:
+            # Remembered until it is written: another may write first, and then this one has not been lost.
+            if seen.begun != uid and not self._known.has(namespace, uid):
+                self._note_beginning(namespace, uid)
+            is_first = seen.begun == uid
+        if is_first:
+            ledger = Ledger(uid, State.OPEN)
+        else:
             self._log.warning("ledger_lost", namespace=namespace, opens_in_s=RESERVATION_S)
             seen.opens = self._clock() + RESERVATION_S
             ledger = Ledger(uid, State.CLOSED)
-        else:
-            # Remembered until it is written: another may write first, and then this one has not been lost.
-            if seen.begun != uid:
-                self._begin_others(namespace, uid)
-            ledger = Ledger(uid, State.OPEN)
         ledger.changes += 1
         return ledger
 
-    def _begin_others(self, namespace: str, uid: str) -> None:
-        """Note that a namespace begins a ledger, and with it all that are about to: there may be very many at once."""
+    def _note_beginning(self, namespace: str, uid: str) -> None:
+        """Note that a namespace begins a ledger, and with it some that are about to: there may be very many at once."""
         beginning = {namespace: uid}
         for other in self._sight.namespaces.all():
+            if len(beginning) >= BEGIN_TOGETHER:
+                break
             name, its_uid = other.metadata.name, other.metadata.uid
-            has_ledger = self._sight.ledger_of(name) is not None
-            if not has_ledger and self._sight.needs_ledger(name) and not self._known.has(name, its_uid):
+            is_without = self._sight.ledger_of(name) is None and not self._known.has(name, its_uid)
+            if is_without and name != self._system_namespace and self._sight.needs_ledger(name):
                 beginning[name] = its_uid
+        added = self._known.add(beginning)
         with self._notes.lock:
-            for name, its_uid in beginning.items():
+            for name, its_uid in added.items():
                 self._notes.of(name).begun = its_uid
-        self._known.add(beginning)
 
     def _open_in_time(self, namespace: str, ledger: Ledger, seen: Seen) -> None:
         """Open a ledger when no pod can appear any more that the lost one had admitted, and all that did are known."""
@@ -274,6 +285,7 @@ class Clerk:
             cards=sizes_mib(self._sight.cards(), governed.policy.pools),
             unit_mib=self._spoken.unit_mib,
             cluster_mode=self._cluster_mode,
+            telling=Telling(self._spoken.names.use_models, self._spoken.unit_mib),
         )
         return reconcile(ledger, view, now_s, self._expiry(ledger, seen, now_s))
 

@@ -3,6 +3,7 @@
 A cluster has many pods and few of them have GPUs; of those, most of what a pod says does not matter here.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 
 from cluster.objects import Metadata, Node, Object, Pod
@@ -12,7 +13,7 @@ from vcuda.charging import Charge
 from vcuda.inventory import Gpu, decode_inventory
 from vcuda.language import Language
 from vcuda.ledger import Key, packed
-from vcuda.model import parse_model
+from vcuda.model import is_model, parse_model
 from vcuda.names import ANCESTOR_MODEL_LABELS, ANCESTOR_POOL_LABELS, MIRROR, NVIDIA_PRODUCT_LABEL
 from vcuda.placement import cards_in
 from vcuda.request import PodRequest, held_by
@@ -99,7 +100,7 @@ def machine_of(node: Node, spoken: Language) -> Machine:
     """Read what a node has: its inventory, or what labels say of it."""
     labels, annotations = node.metadata.labels, node.metadata.annotations
     try:
-        gpus = decode_inventory(annotations[spoken.names.inventory])
+        gpus = tuple(gpu for gpu in decode_inventory(annotations[spoken.names.inventory]) if is_model(gpu.model))
     except (KeyError, ValueError):
         gpus = ()
     ready = [each.status for each in node.status.conditions if each.type == READY]
@@ -118,11 +119,8 @@ def machine_of(node: Node, spoken: Language) -> Machine:
 def model_in(labels: dict[str, str], spoken: Language) -> str:
     """Read the model of a node's cards from its labels; nothing if it has several, or none."""
     for key in (spoken.names.model_label, NVIDIA_PRODUCT_LABEL, *ANCESTOR_MODEL_LABELS):
-        if labels.get(key, MIXED) != MIXED:
-            try:
-                return parse_model(labels[key]).name
-            except ValueError:
-                continue
+        if labels.get(key, MIXED) != MIXED and is_model(labels[key]):
+            return parse_model(labels[key]).name
     return ""
 
 
@@ -140,8 +138,13 @@ def holds(held: Holding, machine: Machine | None, now_s: float) -> bool:
     return not (is_lost and now_s > held.due_s)
 
 
-def charge_of(held: Holding, machine: Machine | None, unit_mib: int) -> Charge | None:
-    """Say what a pod on a node really holds; None if it is on none, or nobody knows which cards it has there."""
+def charge_of(
+    held: Holding, machine: Machine | None, unit_mib: int, largest_mib: Callable[[str, str], int] = lambda *_: 0
+) -> Charge | None:
+    """Say what a pod on a node really holds; None if it is on none, or nobody knows which cards it has there.
+
+    `largest_mib` is asked where the node does not say how much memory its cards have: of a model, in a pool.
+    """
     if not held.node or machine is None:
         return None
     gpus = [gpu for gpu in machine.gpus if gpu.uuid in held.placed] or list(machine.gpus)
@@ -149,6 +152,7 @@ def charge_of(held: Holding, machine: Machine | None, unit_mib: int) -> Charge |
     if len(models) != 1:
         return None
     model = parse_model(models.pop()).name
-    size_mib = max((gpu.memory_mib for gpu in gpus), default=machine.memory_mib) or size_in_name_mib(model)
+    told_mib = max((gpu.memory_mib for gpu in gpus), default=machine.memory_mib) or size_in_name_mib(model)
+    size_mib = told_mib or largest_mib(model, machine.pool)
     amounts = held.request.demand(size_mib, unit_mib)
     return Charge(model, amounts[CORES], amounts[MEMORY])

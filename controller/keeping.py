@@ -200,6 +200,7 @@ class Keeper:
             if self._behind is None:
                 return
             seen = self._notes.of(namespace)
+            seen.touched += 1
             if seen.changed is None:
                 seen.changed = now
             at = max(now + SOON_S, seen.last + (APART_AT_EASE_S if at_ease else APART_S))
@@ -244,6 +245,8 @@ class Keeper:
         """Write down which cards there are."""
         data = {CATALOGUE_KEY: encode_cards(self.sight.cards())}
         put(self._cluster, ConfigMap(metadata=Metadata(name=CATALOGUE, namespace=self._system_namespace), data=data))
+        with self._notes.lock:
+            self._notes.of(CATALOGUE_TURN).failures = 0
         self._turns.want(CATALOGUE_TURN, self._clock() + AGAIN_S)
 
 

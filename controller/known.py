@@ -45,12 +45,17 @@ class KnownLedgers:
         with self._lock:
             return self._loaded().get(namespace) == uid or self._clock() < self._suspect_until
 
-    def add(self, beginning: Known) -> None:
-        """Note that namespaces have a ledger; to be done before they have."""
-        with self._lock:
-            if beginning.items() <= self._loaded().items():
-                return
-        self._change(lambda known: known | beginning)
+    def add(self, beginning: Known) -> Known:
+        """Note that namespaces have a ledger; to be done before they have. Gives those that had none until now."""
+        added: Known = {}
+
+        def change(known: Known) -> Known:
+            added.clear()
+            added.update({name: uid for name, uid in beginning.items() if known.get(name) != uid})
+            return known | beginning
+
+        self._change(change)
+        return added
 
     def remove(self, namespace: str) -> None:
         """Forget a namespace that is gone."""

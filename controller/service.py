@@ -14,6 +14,7 @@ from cluster.interface import Cluster
 from controller.certificates import CertificateKeeper, Terms
 from controller.keeping import Keeper
 from controller.metrics import Metrics
+from ledger.books import Books
 from ledger.following import QuotaFollower
 from settings.configuration import Configuration
 from settings.probes import Probes
@@ -29,7 +30,8 @@ class Service:
 
     def __init__(self, configuration: Configuration, cluster: Cluster, terms: election.Terms | None = None) -> None:
         spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
-        self.quotas = QuotaFollower(cluster, spoken, configuration.quota_by_default())
+        books = Books(cluster, configuration.system_namespace)
+        self.quotas = QuotaFollower(cluster, spoken, configuration.quota_by_default(), books)
         self.elector = Elector(
             cluster,
             LEASE,

@@ -12,6 +12,7 @@ from vcuda.catalogue import Card
 from vcuda.charging import Charge
 from vcuda.language import Language
 from vcuda.ledger import Key, State
+from vcuda.model import matches, parse_model
 from vcuda.names import CATALOGUE, LEDGER_KEY, LEDGER_PREFIX, STATUS_LABEL
 
 BY_NAMESPACE = "namespace"
@@ -100,9 +101,16 @@ class Sight:
         before = self._actual.get(held.key)
         if before is not None and before[0] is held and before[1] is machine:
             return before[2]
-        charge = charge_of(held, machine, self._unit_mib)
+        charge = charge_of(held, machine, self._unit_mib, self._largest_mib)
         self._actual[held.key] = held, machine, charge
         return charge
+
+    def _largest_mib(self, model: str, pool: str) -> int:
+        """Give the memory of the largest card of a model, in a pool if that has one: as admission charges it."""
+        alike = [card for card in self.cards() if matches(model, parse_model(card.model))]
+        return max((card.memory_mib for card in alike if card.pool == pool), default=0) or max(
+            (card.memory_mib for card in alike), default=0
+        )
 
     def cards(self) -> set[Card]:
         """Give the kinds of cards there are."""

@@ -14,6 +14,7 @@ from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata
 from vcuda.decision import Unavailable
 from vcuda.ledger import Ledger, State, decode, encode
 from vcuda.names import LEDGER_KEY, LEDGER_LABEL, LEDGER_PREFIX
+from vcuda.quota import Quota
 
 LEDGERS = Selector(labels=LEDGER_LABEL)
 
@@ -65,6 +66,18 @@ class Books:
             return read_page(self._cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, self._system_namespace))
         except NotFound:
             return None
+
+    def quotas_named(self, quota: str, namespace: str = "") -> dict[str, tuple[Quota, int]]:
+        """Find a quota as ledgers hold it, with its version: in that of one namespace, or in all."""
+        found: dict[str, tuple[Quota, int]] = {}
+        fields = f"metadata.name={LEDGER_PREFIX}{namespace}" if namespace else ""
+        ledgers = Selector(labels=LEDGER_LABEL, fields=fields)
+        for each in self._cluster.list(CONFIG_MAPS, self._system_namespace, ledgers).items:
+            with suppress(Unreadable):
+                ledger = read_page(each).ledger
+                held = [one for one in ledger.quotas if one.name == quota]
+                found |= {namespace_of(each): (one, ledger.versions.get(quota, 0)) for one in held}
+        return found
 
     def write(self, page: Page, ledger: Ledger) -> Page:
         """Write a ledger back, if it is still as it was read; Conflict if not."""

@@ -10,9 +10,11 @@ from functools import partial
 import structlog
 from msgspec import Struct
 
+from cluster.errors import ApiError
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
 from cluster.objects import CONFIG_MAPS, ConfigMap
+from ledger.books import Books
 from vcuda.decision import Unavailable
 from vcuda.language import Language
 from vcuda.names import LEGACY_KEY, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_KEY
@@ -49,7 +51,7 @@ def is_quota(namespace: str, name: str, labels: Mapping[str, str], spoken: Langu
 
 def quotas_in(namespace: str, name: str, data: dict[str, str], unit_mib: int) -> dict[str, Quota]:
     """Read a ConfigMap of either form, by namespace; a QuotaError says what is wrong with it."""
-    where = f"{namespace}/{name}"
+    where = f"{namespace}/{name}".lstrip("/")
     if (namespace, name) == (LEGACY_NAMESPACE, LEGACY_NAME) and (LEGACY_KEY in data or QUOTA_KEY not in data):
         if LEGACY_KEY not in data:
             raise QuotaError(Mistake(where, "data", "", f"has no key {LEGACY_KEY}; write the quotas under it"))
@@ -60,10 +62,15 @@ def quotas_in(namespace: str, name: str, data: dict[str, str], unit_mib: int) ->
 
 
 class QuotaFollower:
-    """The quotas of a cluster, from its ConfigMaps; `default` is for namespaces that have none."""
+    """The quotas of a cluster, from its ConfigMaps; `default` is for namespaces that have none.
 
-    def __init__(self, cluster: Cluster, spoken: Language, default: Quota | None = None) -> None:
-        self._unit_mib = spoken.unit_mib
+    A last good quota that this process has not seen itself stands in the ledgers, if it has `books` to look it up.
+    """
+
+    def __init__(
+        self, cluster: Cluster, spoken: Language, default: Quota | None = None, books: Books | None = None
+    ) -> None:
+        self._unit_mib, self._books = spoken.unit_mib, books
         self._default = Governance((default,), default.policy) if default else Governance()
         labels = [Selector(labels=f"{names.quota_label}=true") for names in spoken.all_names]
         legacy = Selector(fields=f"metadata.name={LEGACY_NAME}")
@@ -106,8 +113,8 @@ class QuotaFollower:
 
     @property
     def version(self) -> int:
-        """The version up to which quotas are known."""
-        return max(informer.version for informer in self._informers)
+        """The version up to which all quotas are known, under whatever label."""
+        return min(informer.version for informer in self._informers)
 
     @property
     def invalid(self) -> int:
@@ -173,8 +180,24 @@ class QuotaFollower:
             self._good[key] = Written(quotas, int(found.metadata.resource_version))
         except QuotaError as wrong:
             self._bad[key] = tuple(map(str, wrong.mistakes))
+            if key not in self._good and (last := self._last_good(namespace, name)):
+                self._good[key] = last
             kept = "the last good one stays in force" if key in self._good else "it is not in force"
             self._log.error("quota_invalid", namespace=namespace, name=name, wrong=list(self._bad[key]), kept=kept)
+
+    def _last_good(self, namespace: str, name: str) -> Written | None:
+        """Look a quota up in the ledgers that are held to it."""
+        if self._books is None:
+            return None
+        is_legacy = (namespace, name) == (LEGACY_NAMESPACE, LEGACY_NAME)
+        try:
+            found = self._books.quotas_named(f"{namespace}/{name}", "" if is_legacy else namespace)
+        except (ApiError, Unavailable) as away:
+            self._log.warning("last_quota_not_found", namespace=namespace, name=name, cause=str(away))
+            return None
+        if not found:
+            return None
+        return Written({each: quota for each, (quota, _) in found.items()}, max(at for _, at in found.values()))
 
     def _join(self, namespace: str) -> None:
         """Put a namespace's quotas together anew; a ConfigMap may be seen under several labels, and counts once."""

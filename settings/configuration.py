@@ -64,6 +64,8 @@ API_VERSION: Final = "quotient.dev/v1"
 KIND: Final = "Configuration"
 DEFAULT_QUOTA = "configuration/defaultQuota"
 MAX_UNIT_MIB = 1024 * 1024
+# What runs in Quotient's own namespace is held to no quota, and its quotas are not guarded.
+SHARED_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 WEBHOOK_SERVICE = "quotient-webhook"
 NAMESPACE = re.compile(DNS_LABEL, re.ASCII)
 
@@ -169,6 +171,8 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
             return "domain", str(wrong)
         if not NAMESPACE.fullmatch(self.system_namespace):
             return "systemNamespace", "not the name of a namespace: lower-case letters, digits and dashes"
+        if self.system_namespace in SHARED_NAMESPACES:
+            return "systemNamespace", "others work there; name one that is Quotient's alone, as quotient-system"
         try:
             self.quota_by_default()
         except QuotaError as wrong:

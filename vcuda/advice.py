@@ -6,17 +6,18 @@ from msgspec import Struct
 
 from vcuda.amounts import CORES, MEMORY
 from vcuda.model import Model, matches, parse_model
-from vcuda.policy import joined
+from vcuda.policy import Mode, joined
 from vcuda.quota import EVERY, Quota
 from vcuda.vocabulary import WHOLE
 
 
 class Stock(Struct, frozen=True):
-    """How many cards of a model the cluster has, and the memory of each."""
+    """How many cards of a model a pool of the cluster has, and the memory of each."""
 
     model: str
     cards: int
     memory_mib: int
+    pool: str = ""
 
 
 class Doubt(Struct, frozen=True):
@@ -69,7 +70,14 @@ def within(quota: Quota) -> Iterator[Doubt]:
 
 
 def beyond(quota: Quota, stocks: Sequence[Stock]) -> Iterator[Doubt]:
-    """Find lines that no node can serve, or not in full."""
+    """Find lines that no node can serve, or not in full; in the pools that the namespace may use."""
+    pools = quota.policy.pools
+    if pools is not None:
+        for pool in pools:
+            if all(stock.pool != pool for stock in stocks):
+                yield Doubt(quota.name, "pools", f"no node with GPUs is in pool {pool}", "name another, or add nodes")
+        stocks = [stock for stock in stocks if stock.pool in pools]
+    where = "the cluster" if pools is None else f"pool {', '.join(pools)}"
     for line, limits in quota.types.items():
         matching = having(stocks, line)
         if not matching:
@@ -77,7 +85,7 @@ def beyond(quota: Quota, stocks: Sequence[Stock]) -> Iterator[Doubt]:
             yield Doubt(
                 quota.name,
                 f"types.{line}",
-                "no node has such a card",
+                "no node has such a card" if pools is None else f"no node of {where} has such a card",
                 f"name a model that there is ({known}), or add the nodes",
             )
             continue
@@ -95,7 +103,7 @@ def beyond(quota: Quota, stocks: Sequence[Stock]) -> Iterator[Doubt]:
                 yield Doubt(
                     quota.name,
                     f"types.{line}.{dimension}",
-                    f"{most} is more than the cluster has: {there[dimension]}",
+                    f"{most} is more than {where} has: {there[dimension]}",
                     "lower it, or add nodes",
                 )
         yield from starved(quota, line, matching)
@@ -136,12 +144,15 @@ def between(quotas: Sequence[Quota]) -> Iterator[Doubt]:
             "the namespace's quotas have no node pool in common, so there is no node for its pods",
             "let all of them name a common pool",
         )
-    modes = {quota.policy.mode for quota in quotas if quota.policy.mode is not None}
-    if len(modes) > 1:
+    modes = {quota.policy.mode for quota in quotas}
+    if Mode.AUDIT in modes and len(modes) > 1:
+        watching = next(quota for quota in quotas if quota.policy.mode is Mode.AUDIT)
+        other = next(quota for quota in quotas if quota.policy.mode is not Mode.AUDIT)
+        said = "says enforce" if other.policy.mode is Mode.ENFORCE else "says nothing, which is the cluster's mode"
         yield Doubt(
-            quotas[0].name,
+            watching.name,
             "mode",
-            "one quota of the namespace says audit and another enforce; enforce holds for all",
+            f"says audit, but {other.name} {said}; the stricter holds for all quotas of the namespace",
             "say the same in all of them",
         )
 

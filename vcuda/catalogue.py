@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from vcuda.model import tokens
+from vcuda.model import is_model, tokens
 
 VERSION = 1
 MIB_PER_GIB = 1024
@@ -42,7 +42,8 @@ def decode_cards(text: str) -> tuple[Card, ...]:
     found = msgspec.json.decode(text, type=Catalogue)
     if found.v != VERSION:
         raise ValueError(f"catalogue version {found.v} is not known here, {VERSION} is")
-    return found.cards
+    # One card that cannot be read must not hide all others.
+    return tuple(card for card in found.cards if is_model(card.model))
 
 
 def sizes_mib(cards: Iterable[Card], pools: Sequence[str] | None) -> Mapping[str, int]:
@@ -55,8 +56,8 @@ def sizes_mib(cards: Iterable[Card], pools: Sequence[str] | None) -> Mapping[str
 
 
 def size_in_name_mib(model: str) -> int:
-    """Read a card's memory from its name, as in A100-SXM4-40GB; 0 if the name does not say."""
-    for word in tokens(model):
-        if found := SIZE.fullmatch(word):
+    """Read a card's memory from its name, as in A100-SXM4-40GB; 0 if the name does not say. Of a slice, the slice's."""
+    for word in reversed(tokens(model)):
+        if found := SIZE.fullmatch(word.rpartition(".")[2]):
             return int(found[1]) * MIB_PER_GIB
     return 0

@@ -29,6 +29,16 @@ LineKey = tuple[str, str, str]
 Demand = Callable[[int], Amounts]
 
 
+class Telling(Struct, frozen=True):
+    """What remedies have to know: where a pod names its models, and in which unit it asks for memory."""
+
+    annotation: str = "use-gputype"
+    unit_mib: int = 1
+
+
+PLAINLY = Telling()
+
+
 class Charge(Struct, frozen=True, rename="camel"):
     """What one pod holds of a namespace's quotas: so much, of one model."""
 
@@ -199,14 +209,11 @@ def charge_on(candidate: Candidate, demand: Demand) -> tuple[Charge, Amounts]:
 
 
 def fit(
-    standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int], annotation: str = "use-gputype"
+    standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int], telling: Telling = PLAINLY
 ) -> Fit:
-    """Find a model on which a demand fits a namespace's quotas, or say why there is none.
-
-    `annotation` is where a pod names its models.
-    """
+    """Find a model on which a demand fits a namespace's quotas, or say why there is none."""
     choices = candidates(standing.quotas, wishes, cards)
-    reasons = list(undecided(standing.quotas, choices, annotation))
+    reasons = list(undecided(standing.quotas, choices, telling.annotation))
     if wishes.avoided and not choices and not standing.grants(ANY):
         reasons = [all_avoided(standing, wishes)]
     choices = choices or [Candidate(ANY, 0)]
@@ -218,11 +225,12 @@ def fit(
             elif line := unmeasured(candidate, standing, demand):
                 reasons.append(card_unknown(candidate.model, line))
             elif missing := standing.short(candidate.model, amounts):
-                fixed = not follows_card(demand)
-                reasons += [exceeded(key, amounts, candidate.model, standing, fixed=fixed) for key in missing]
+                # Of a card's own memory nobody can ask for less.
+                unit_mib = 0 if follows_card(demand) else telling.unit_mib
+                reasons += [exceeded(key, amounts, candidate.model, standing, unit_mib) for key in missing]
             else:
                 return Fit(charge)
-        reasons = advised(deduplicated(reasons), standing, demand, wishes=wishes, cards=cards, annotation=annotation)
+        reasons = advised(deduplicated(reasons), standing, demand, wishes=wishes, cards=cards, telling=telling)
     return Fit(charge_on(choices[0], demand)[0], tuple(reasons))
 
 
@@ -292,7 +300,7 @@ def deduplicated(reasons: Iterable[Reason]) -> list[Reason]:
     return list({(reason.code, reason.field, reason.value): reason for reason in reasons}.values())
 
 
-def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing, *, fixed: bool = True) -> Reason:
+def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing, unit_mib: int = 1) -> Reason:
     """Say by how much a quota is passed, with all numbers, and who holds most of it."""
     quota, line, dimension = key
     asked, used, reserved, hard = amounts[dimension], standing.used[key], standing.reserved[key], standing.hard[key]
@@ -311,18 +319,29 @@ def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing, *
         field=f"{quota}: types.{line}.{dimension}",
         value=str(asked),
         message=told,
-        remedy=remedy_for(key, asked, hard, free if fixed or dimension != MEMORY else 0, short),
+        remedy=remedy_for(key, asked, hard, can_be_asked(dimension, free, unit_mib), short),
         numbers={"asked": asked, "used": used, "reserved": reserved, "hard": hard, "short": short},
     )
 
 
-def remedy_for(key: LineKey, asked: int, hard: int, free: int, short: int) -> str:
+def can_be_asked(dimension: str, free: int, unit_mib: int) -> str:
+    """Say how much of what is free a pod can ask for, as it is written; nothing if it cannot."""
+    match dimension:
+        case "cores":
+            # Parts of one card or whole cards: 150 cannot be asked for.
+            most = free // WHOLE * WHOLE if free >= WHOLE else free
+            return str(most) if most else ""
+        case "memory" if unit_mib and free >= unit_mib:
+            units = free // unit_mib
+            return f"{units * unit_mib} MiB" + (f", which is {units} of vcuda-memory" if unit_mib > 1 else "")
+    return ""
+
+
+def remedy_for(key: LineKey, asked: int, hard: int, most: str, short: int) -> str:
     """Say what can be done: ask for what can be had, wait for what is missing, or have the quota raised."""
     quota, line, dimension = key
     options = []
-    # Cores are parts of one card or whole cards: 150 cannot be asked for.
-    most = free // WHOLE * WHOLE if dimension == CORES and free >= WHOLE else free
-    if most and dimension != PODS:
+    if most:
         options.append(f"ask for at most {most}")
     if asked <= hard:
         options.append(f"wait until {short} more {UNITS[dimension]} are free")
@@ -348,7 +367,7 @@ def advised(
     *,
     wishes: Wishes,
     cards: Mapping[str, int],
-    annotation: str,
+    telling: Telling,
 ) -> list[Reason]:
     """Add to the first reason which other model would have room; one that no node has helps nobody, if any is known."""
     if not wishes.models or not standing.quotas:
@@ -364,7 +383,7 @@ def advised(
     if not others:
         return reasons
     first, *rest = reasons
-    told = f"{first.remedy}; there is room on {', '.join(others)}: name it in the annotation {annotation}"
+    told = f"{first.remedy}; there is room on {', '.join(others)}: name it in the annotation {telling.annotation}"
     return [
         Reason(
             code=first.code,
@@ -380,13 +399,15 @@ def advised(
 
 def not_granted(model: Model, standing: Standing) -> Reason:
     """Say that a namespace has no quota for a model."""
-    listed = dict.fromkeys(line for quota in standing.quotas for line in quota.types if line != EVERY)
+    lines = dict.fromkeys(line for quota in standing.quotas for line in quota.types if line != EVERY)
+    listed = [line for line in lines if standing.grants(parse_model(line))]
+    others = "no GPU here" if not lines else "nothing else: no model is in all of this namespace's quotas"
     return Reason(
         code=Code.MODEL_NOT_GRANTED,
         field=next(quota.name for quota in standing.quotas if not quota.grants(model)) + ": types",
         value=model.name,
         message="this namespace's quota names no such model, and denies what it does not name",
-        remedy=f"ask for {' or '.join(listed) or 'no GPU here'}, or have the quota extended",
+        remedy=f"ask for {' or '.join(listed) or others}, or have the quota extended",
     )
 
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.amounts import Amounts
-from vcuda.charging import Charge, Demand, Fit, Holder, Standing, exceeded, fit, model_named
+from vcuda.charging import PLAINLY, Charge, Demand, Fit, Holder, Standing, Telling, exceeded, fit, model_named
 from vcuda.decision import Code, Reason
 from vcuda.policy import Mode, Policy, joined
 from vcuda.quota import Quota
@@ -293,7 +293,7 @@ class Claim(Struct, frozen=True):
     wishes: Wishes
     cards: Mapping[str, int]
     dry_run: bool = False
-    annotation: str = "use-gputype"
+    telling: Telling = PLAINLY
 
 
 class Verdict(Struct, frozen=True):
@@ -315,7 +315,7 @@ def reserve(ledger: Ledger, claim: Claim, now_s: int, cluster_mode: Mode) -> Ver
         return Verdict(found[0])
     if ledger.size() > MAX_BYTES:
         return Verdict(reasons=(full(ledger),))
-    found_fit: Fit = fit(ledger.standing, claim.demand, claim.wishes, claim.cards, claim.annotation)
+    found_fit: Fit = fit(ledger.standing, claim.demand, claim.wishes, claim.cards, claim.telling)
     if found_fit.reasons and enforced:
         return Verdict(reasons=found_fit.reasons)
     if not claim.dry_run:
@@ -362,9 +362,9 @@ def follow(ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int])
     """
     known = ledger.versions
     newer = {each.name: each for each in quotas if versions.get(each.name, 0) > known.get(each.name, ledger.quotas_at)}
-    held = {quota.name: quota for quota in ledger.quotas}
-    if all(held.get(name) == quota for name, quota in newer.items()):
+    if not newer:
         return
+    held = {quota.name: quota for quota in ledger.quotas}
     # A quota of its own takes the place of the default one, which has no version.
     kept = {name: quota for name, quota in held.items() if ledger.versions.get(name)}
     merged = kept | newer
@@ -389,7 +389,8 @@ def confirm(
         elif version and not is_gone(quota.name):
             found[quota.name], known[quota.name] = quota, version
     wanted = tuple(found[name] for name in sorted(found))
-    if wanted != ledger.quotas:
+    # Their versions count even where they say the same: what was said in between must not come back.
+    if (wanted, known) != (ledger.quotas, ledger.versions):
         ledger.set_quotas(wanted, at, known)
 
 

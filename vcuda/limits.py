@@ -76,7 +76,7 @@ def limit(share: Share, wished: int | None, burst: Burst, unit_mib: int) -> Cont
     core_limit, source = share.cores, LimitSource.DEFAULT
     if wished is not None:
         core_limit, source = max(min(wished, burst.max), share.cores), LimitSource.USER
-    elif burst.default != "request":
+    elif isinstance(burst.default, int):
         core_limit, source = max(min(burst.default, burst.max), share.cores), LimitSource.POLICY
     memory = {"memory_percent": share.cores} if share.follows else {"memory_mib": share.memory_units * unit_mib}
     return ContainerLimits(cores=share.cores, core_limit=core_limit, limit_source=source, **memory)

@@ -49,6 +49,15 @@ def parse_model(name: str) -> Model:
     return Model("-".join(words), "-".join(words[: family_length(words)]), profile_of(words))
 
 
+def is_model(name: str) -> bool:
+    """Tell whether a name, from wherever it comes, names a model."""
+    try:
+        parse_model(name)
+    except ValueError:
+        return False
+    return True
+
+
 def names_no_card(name: str) -> bool:
     """Tell whether no card can ever be called so: a series without its number, or something longer than a name."""
     return len(name) > MAX_LABEL or name.lower() in SERIES

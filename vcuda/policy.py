@@ -20,9 +20,12 @@ Cores = Annotated[int, Meta(ge=1, le=WHOLE)]
 
 
 class Burst(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far containers with a fraction may burst: unless they say so themselves, and at the most."""
+    """How far containers with a fraction may burst: unless they say so themselves, and at the most.
 
-    default: Literal["request"] | Cores = "request"
+    No default means as far as they ask for; but where another quota has one, that counts.
+    """
+
+    default: Literal["request"] | Cores | None = None
     max: Cores = WHOLE
 
 
@@ -46,7 +49,7 @@ def joined(policies: Sequence[Policy]) -> Policy:
                 lower(first.core_limit.default, other.core_limit.default),
                 min(first.core_limit.max, other.core_limit.max),
             ),
-            mode=Mode.ENFORCE if Mode.ENFORCE in (first.mode, other.mode) else first.mode or other.mode,
+            mode=stricter(first.mode, other.mode),
         )
     return first
 
@@ -58,6 +61,18 @@ def common(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[
     return tuple(pool for pool in one if pool in other)
 
 
-def lower(one: Literal["request"] | int, other: Literal["request"] | int) -> Literal["request"] | int:
-    """Take the stricter of two defaults."""
+def stricter(one: Mode | None, other: Mode | None) -> Mode | None:
+    """Take the stricter of two modes; one that is not said is the cluster's, and looking on needs both to say so."""
+    if Mode.ENFORCE in (one, other):
+        return Mode.ENFORCE
+    return Mode.AUDIT if one is other is Mode.AUDIT else None
+
+
+Default = Literal["request"] | int | None
+
+
+def lower(one: Default, other: Default) -> Default:
+    """Take the stricter of two defaults; one that is not said does not count."""
+    if one is None or other is None:
+        return other if one is None else one
     return "request" if "request" in (one, other) else min(int(one), int(other))

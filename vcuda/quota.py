@@ -160,7 +160,7 @@ def json_like(value: Any) -> str:  # noqa: ANN401 - whatever was written
 def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota:
     """Read a `quota.yaml`; a QuotaError tells everything that is wrong with it."""
     try:
-        documents = parse_documents(text)
+        documents = parse_documents(text, plain_numbers=True)
     except DocumentError as wrong:
         raise QuotaError(Mistake(name, "", "", str(wrong))) from None
     if len(documents) != 1:

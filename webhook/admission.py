@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from vcuda.amounts import Amounts
 from vcuda.catalogue import Card, sizes_mib
+from vcuda.charging import Telling
 from vcuda.decision import BadRequest, Code, Decision, Reason
 from vcuda.ledger import Claim, Ledger, Verdict, follow, packed, reserve
 from vcuda.names import MIRROR
@@ -255,7 +256,7 @@ class Admission:
             wishes=asked.wishes,
             cards=sizes_mib(self.policies.cards, policy.pools),
             dry_run=bool(request.dry_run),
-            annotation=self.rules.names.use_models,
+            telling=Telling(self.rules.names.use_models, self.rules.language.unit_mib),
         )
         return decision, Wanted(self._reserving(claim, request.namespace), only_looks=claim.dry_run)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cluster.interface import Cluster
+from ledger.books import Books
 from ledger.cards import CatalogueFollower
 from ledger.following import QuotaFollower
 from vcuda.catalogue import Card
@@ -15,7 +16,7 @@ class ClusterPolicies:
     """Quotas and cards, followed in the cluster."""
 
     def __init__(self, cluster: Cluster, spoken: Language, system_namespace: str, default: Quota | None = None) -> None:
-        self._follower = QuotaFollower(cluster, spoken, default)
+        self._follower = QuotaFollower(cluster, spoken, default, Books(cluster, system_namespace))
         self._catalogue = CatalogueFollower(cluster, system_namespace)
 
     def start(self) -> "ClusterPolicies":

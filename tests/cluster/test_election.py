@@ -128,6 +128,20 @@ def test_a_paused_leader_knows_by_the_clock_alone() -> None:
     assert (a.leading, b.leading) == (False, True)
 
 
+def test_a_term_that_had_run_out_begins_anew() -> None:
+    """Another may have led meanwhile: whoever leads again has to be told so, even if nobody noticed the pause."""
+    cluster, now, told = MemoryCluster(), Clock(), []  # type: ignore[var-annotated]
+    paused, other = elector(cluster, "a", now, told), elector(cluster, "b", now, told)
+    paused.step()
+    other.step()
+    now.now += TERMS.lease_s + 1
+    other.step()
+    other._release()
+    paused.step()
+    assert paused.leading
+    assert told == ["a leads", "b leads", "b stops", "a stops", "a leads"]
+
+
 def test_the_clocks_of_others_do_not_matter() -> None:
     """Times written in the lease are for people: a holder whose clock is years off is left in peace."""
     memory, clock = MemoryCluster(), Clock()

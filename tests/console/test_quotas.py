@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -81,7 +82,9 @@ LINTED = {
         "nothing of it can be used",
     ),
     "pools that exclude each other": (("pools: [a]", "pools: [b]"), "no node pool in common"),
-    "modes that differ": (("mode: audit", "mode: enforce"), "enforce holds for all"),
+    "modes that differ": (("mode: audit", "mode: enforce"), "the stricter holds for all"),
+    "a mode that is not said": (("mode: audit", "types: {T4: {cores: 100}}"), "says nothing, which is the cluster's"),
+    "a pool that there is not": (("pools: [training]",), "no node with GPUs is in pool training"),
 }
 
 
@@ -98,6 +101,55 @@ def test_what_is_questionable_is_told(tmp_path: Path, quotas: tuple[str, ...], t
         for line in run(tmp_path, "lint", "FILE", "-o", "json", documents=(*maps, nodes)).output.splitlines()
     ]
     assert {row["level"] for row in rows} == {"warning"}
+
+
+def test_nodes_are_counted_as_an_api_server_writes_them(tmp_path: Path) -> None:
+    """1000 is "1k" there, and a file may leave the quotes out."""
+
+    def labelled(name: str, cores: str | int) -> str:
+        metadata = {"name": name, "labels": {NAMES.model_label: "A100-SXM4-40GB"}}
+        status = {"capacity": {NAMES.core: cores}}
+        return json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
+
+    nodes = labelled("a", "800"), labelled("b", "1k"), labelled("c", 400)
+    done = run(tmp_path, "lint", "FILE", documents=(config_map("types: {A100: {cores: 2300}}"), *nodes))
+    assert "2300 is more than the cluster has: 2200" in done.output
+
+
+def test_pods_of_a_cluster_count_as_they_stand_there(tmp_path: Path) -> None:
+    """One that has ended holds nothing, one on a node does, and a workload's pods are not counted twice."""
+
+    def dumped(number: int, phase: str, **more: Any) -> dict[str, Any]:
+        uid = f"00000000-0000-4000-8000-00000000000{number}"
+        limits = {NAMES.core: "100", NAMES.memory: "1"}
+        container = {"name": "c", "image": "i", "resources": {"limits": limits}}
+        owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": uid, "controller": True}]
+        metadata = {"name": f"p{number}", "namespace": "team", "uid": uid, "ownerReferences": owners}
+        spec = {"containers": [container], **more}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+    pods = dumped(1, "Succeeded", nodeName="n"), dumped(2, "Running", nodeName="n"), dumped(3, "Pending")
+    template = {"spec": {"containers": pods[0]["spec"]["containers"]}}
+    job: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "team"}}
+    job["spec"] = {"parallelism": 2, "template": template}
+    quotas = config_map("types: {A100: {cores: 150}}")
+    done = run(tmp_path, "-f", "FILE", "-o", "json", documents=(quotas, *map(json.dumps, (*pods, job))))
+    status = json.loads(done.output)["team"]
+    assert status["quotas"][0]["types"]["A100"]["cores"]["used"] == 100
+    assert [each["name"] for each in status["waiting"]] == ["p3"]
+    assert "nodeName" not in done.output
+
+
+def test_files_and_cluster_agree_on_what_is_a_quota(tmp_path: Path) -> None:
+    """The older form counts under its own name alone; and a namespace that is null is none."""
+    metadata = {"name": "other", "namespace": "team", "labels": {NAMES.quota_label: "true"}}
+    legacy = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpu_quota": "{}"}}
+    done = run(tmp_path, "lint", "FILE", documents=(json.dumps(legacy),))
+    assert done.exit_code == 1
+    assert "team/other: data: has no key quota.yaml" in done.output
+    metadata = {"name": "gpuquota", "namespace": "kube-system"}
+    modern = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": "types: {}"}}
+    assert run(tmp_path, "lint", "FILE", documents=(json.dumps(modern),)).exit_code == 0
 
 
 def test_promises_to_several_namespaces_are_added_up(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from cluster.errors import NotFound
@@ -14,6 +15,7 @@ from settings.configuration import Configuration, Controller
 from tests.waiting import eventually
 from vcuda.amounts import CORES, MEMORY
 from vcuda.catalogue import decode_cards
+from vcuda.decision import Unavailable
 from vcuda.document import parse_documents
 from vcuda.ledger import Ledger, State, decode
 from vcuda.names import (
@@ -86,6 +88,12 @@ class World:
             return self.ledger().standing.taken[quota, line, dimension]
         except NotFound:
             return -1
+
+    def hard(self, line: str, quota: str = "kube-system/gpuquota") -> int | None:
+        try:
+            return self.ledger().standing.hard.get((quota, line, CORES))
+        except NotFound:
+            return None
 
     def status(self) -> Obj:
         try:
@@ -336,3 +344,92 @@ def test_a_standby_remembers_nothing(world: World) -> None:
         assert standby.keeper.lag_s() == 0
     finally:
         standby.stop()
+
+
+@pytest.mark.parametrize("model", ["NVIDIA", "", "Tesla"])
+def test_a_card_that_cannot_be_read_hides_no_other(world: World, model: str) -> None:
+    """One node's odd inventory must not stop the accounting of all namespaces."""
+    world.quota("types: {A100: {cores: 100}}")
+    world.node("odd", (model, 1024))
+    world.node("good", ("A100-SXM4-40GB", 40960))
+    world.pod("p", models="A100", nodeName="good")
+    world.start()
+    eventually(lambda: world.taken("A100") == 100, "the usage")
+
+
+def test_where_a_node_does_not_say_the_memory_stays_charged(world: World) -> None:
+    """As much as admission charged: that of the largest card of the model."""
+    world.quota("types: {A100: {cores: 400, memory: 80Gi}}")
+    world.node("told", ("A100-SXM4-40GB", 40960))
+    world.node("untold", **{NAMES.model_label: "A100"})
+    world.node("small", ("A100", 8192))
+    world.pod("p", models="A100", nodeName="untold")
+    world.start()
+    eventually(lambda: world.taken("A100", "memory") == 40960, "the memory")
+
+
+def test_lag_is_told_while_nothing_can_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there for just that."""
+    world.quota("types: {A100: {cores: 400}}")
+    world.start()
+    eventually(world.status, "the quota")
+    assert world.service is not None
+    keeper = world.service.keeper
+    update = world.cluster.update
+
+    def away(*arguments: Any) -> Any:
+        raise Unavailable("the cluster is away")
+
+    monkeypatch.setattr(world.cluster, "update", away)
+    world.pod("p", models="A100", nodeName="n")
+    eventually(lambda: keeper.lag_s() > 2, "the lag")
+    monkeypatch.setattr(world.cluster, "update", update)
+    eventually(lambda: world.taken("A100") == 100, "the usage")
+    eventually(lambda: keeper.lag_s() == 0, "the end of it")
+
+
+def test_a_lost_ledger_is_closed_though_others_begin_meanwhile(world: World) -> None:
+    """Who notes many beginnings at once must not take one for new that another has begun and lost."""
+    world.quota("types: {A100: {cores: 400}}")
+    world.start()
+    eventually(world.status, "the quota")
+    assert world.service is not None
+    clerk = world.service.keeper.clerk
+    uid = world.cluster.get(NAMESPACES, TEAM).metadata.uid
+    clerk._known._known = {}  # as one sees it that has been stopped since before the ledger was begun
+    ledger = clerk._begin(TEAM, uid, clerk._notes.of(TEAM))
+    assert ledger.state is State.CLOSED
+
+
+def test_the_last_good_quota_outlives_a_restart(world: World) -> None:
+    """With all that it says: pools and limits too, and nothing of a default beside it."""
+    world.quota("types: {A100: {cores: 400}}\npools: [training]\ncoreLimit: {max: 20}")
+    world.start()
+    eventually(world.status, "the quota")
+    world.stop()
+    world.cluster.patch(CONFIG_MAPS, "q", TEAM, {"data": {"quota.yaml": "types: ["}})
+    configuration = msgspec.structs.replace(CONFIGURATION, default_quota="types: {A100: {cores: 1}}")
+    world.start(configuration)
+    assert world.service is not None
+    quotas = world.service.quotas
+    eventually(lambda: quotas.synced, "the quotas")
+    held = quotas.governance(TEAM)
+    assert [quota.name for quota in held.quotas] == ["team/q"]
+    assert (held.policy.pools, held.policy.core_limit.max) == (("training",), 20)
+    assert "team/q" in held.mistakes
+
+
+def test_a_legacy_quota_that_is_put_right_reaches_all(world: World) -> None:
+    """Those too that it no longer names."""
+    metadata = {"name": "gpuquota", "namespace": "kube-system"}
+    world.cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"gpu_quota": '{"team": {"quota": {"A100": 1}}}'}})
+    world.start()
+    eventually(lambda: world.hard("A100") == 100, "the quota")
+    world.stop()
+    world.cluster.patch(CONFIG_MAPS, "gpuquota", "kube-system", {"data": {"gpu_quota": "{"}})
+    world.start()
+    assert world.service is not None
+    eventually(lambda: world.service.quotas.invalid == 1, "the mistake")  # type: ignore[union-attr]
+    assert world.service.quotas.governance(TEAM).quotas
+    world.cluster.patch(CONFIG_MAPS, "gpuquota", "kube-system", {"data": {"gpu_quota": '{"other": {"quota": {}}}'}})
+    eventually(lambda: world.hard("A100") is None, "the end of the quota")

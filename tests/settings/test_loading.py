@@ -49,6 +49,7 @@ def test_flags_go_over_environment_and_environment_over_the_file(tmp_path: Path)
 
 
 WRONG_FILES = {
+    "somebody else's namespace": (HEAD + "systemNamespace: kube-system\n", "others work there"),
     "an unknown field": (HEAD + "domane: x.org\n", "domane: 'x.org': there is no such field; did you mean domain?"),
     "an unknown field deep down": (
         HEAD + "log: {levvel: info}\n",

@@ -3,7 +3,7 @@
 import pytest
 
 from vcuda.amounts import CORES, MEMORY, PODS, Amounts
-from vcuda.charging import ANY, Charge, Demand, Fit, Holder, Standing, candidates, fit, how_many
+from vcuda.charging import ANY, Charge, Demand, Fit, Holder, Standing, Telling, candidates, fit, how_many
 from vcuda.decision import Code
 from vcuda.model import parse_model
 from vcuda.quota import Quota, parse_quota
@@ -224,5 +224,21 @@ def test_memory_of_a_whole_card_cannot_be_asked_for_in_less() -> None:
 def test_a_model_that_no_node_has_is_no_advice() -> None:
     """If any node is known at all."""
     standing = Standing([quota("types: {A100: {cores: 0}, T4: {cores: 100}, L4: {cores: 100}}")])
-    (reason,) = fit(standing, needs(50), Wishes(models=("A100",)), {"A100": 1, "L4": 1}, "x/use-gputype").reasons
+    (reason,) = fit(
+        standing, needs(50), Wishes(models=("A100",)), {"A100": 1, "L4": 1}, Telling("x/use-gputype")
+    ).reasons
     assert "there is room on L4: name it in the annotation x/use-gputype" in reason.remedy
+
+
+def test_memory_is_advised_as_it_can_be_asked_for() -> None:
+    """In whole units, which are named: 1000 MiB cannot be asked for where the unit is 256."""
+    standing = Standing([quota("types: {A100: {memory: 1000Mi}}")])
+    (reason,) = fit(standing, needs(50, 7680), Wishes(models=("A100",)), {}, Telling(unit_mib=256)).reasons
+    assert reason.remedy.startswith("ask for at most 768 MiB, which is 3 of vcuda-memory")
+
+
+def test_only_models_that_can_be_had_are_named() -> None:
+    """Two quotas may exclude each other."""
+    both = [quota("types: {A100: {cores: 100}}"), quota("types: {T4: {cores: 100}}")]
+    (reason,) = fit(Standing(both), needs(50), Wishes(models=("A100",)), {}).reasons
+    assert "no model is in all of this namespace's quotas" in reason.remedy

@@ -57,6 +57,33 @@ def test_deep_nesting_is_an_error(opening: str) -> None:
         assert repr(parse_documents((opening * SURELY_SHALLOW)[:SURELY_SHALLOW]))
 
 
+def test_aliases_of_aliases_are_refused() -> None:
+    """A few hundred characters can say more than any memory holds."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 9)]
+    with pytest.raises(DocumentError, match="says more than 200000 things"):
+        parse_documents("\n".join(lines))
+    with pytest.raises(DocumentError, match="nested more than 100 deep"):
+        parse_documents("a: &a [*a]")
+    assert parse_documents("a: &a [1]\nb: *a") == [{"a": [1], "b": [1]}]
+
+
+@pytest.mark.parametrize("written", ["0400", "1:30", "0x1F", "1_000", "0b11"])
+def test_numbers_can_be_held_to_plain_digits(written: str) -> None:
+    """Where a quota is written, nobody means octal."""
+    for padding in ("", "#" * SURELY_SHALLOW):
+        with pytest.raises(DocumentError, match=r"^line 1: '.*' is not a decimal number: write it in plain digits$"):
+            parse_documents(f"cores: {written} {padding}", plain_numbers=True)
+        assert parse_documents(f"cores: {written} {padding}") != [{"cores": written}]
+    assert parse_documents("cores: 400", plain_numbers=True) == [{"cores": 400}]
+
+
+@pytest.mark.parametrize("padding", [0, SURELY_SHALLOW])
+def test_what_counts_does_not_depend_on_length(padding: int) -> None:
+    """A tab before a comment is allowed in both."""
+    assert parse_documents("cores: 100\t# one card\n" + "#" * padding) == [{"cores": 100}]
+
+
 @given(st.lists(st.sampled_from(WORDS + MARKS), max_size=25).map("".join))
 def test_a_text_is_read_or_refused(text: str) -> None:
     """Nothing else may come of it."""

@@ -199,8 +199,14 @@ def test_newer_quotas_are_taken_over_and_older_are_not() -> None:
     follow(ledger, older, {"team/q": 4})
     assert ledger.quotas == (newer,)
     changes = ledger.changes
-    follow(ledger, [newer], {"team/q": 9})
+    follow(ledger, [newer], {"team/q": 5})
     assert ledger.changes == changes
+    follow(ledger, [newer], {"team/q": 9})
+    follow(ledger, older, {"team/q": 7})
+    assert ledger.quotas == (newer,), "what was said between two equal quotas does not come back"
+    confirm(ledger, [newer], {"team/q": 12}, 12, lambda _: True)
+    follow(ledger, older, {"team/q": 11})
+    assert ledger.quotas == (newer,)
 
 
 def test_each_quota_is_as_new_as_it_is() -> None:

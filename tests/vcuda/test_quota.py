@@ -118,7 +118,9 @@ def test_policies_join_to_what_all_of_them_allow() -> None:
     """Pools in common, the lower limits, and enforcement if any of them wants it."""
     assert joined([]) == Policy()
     both = joined([Policy(("a", "b"), Burst(90, 95), Mode.AUDIT), Policy(("b", "c"), Burst(80, 99)), Policy()])
-    assert both == Policy(("b",), Burst("request", 95), Mode.AUDIT)
+    assert both == Policy(("b",), Burst(80, 95), None), "a quota that says nothing is held to as the cluster says"
+    assert joined([Policy(mode=Mode.AUDIT), Policy(mode=Mode.AUDIT)]).mode is Mode.AUDIT
+    assert joined([Policy(core_limit=Burst(80)), Policy(core_limit=Burst("request"))]).core_limit.default == "request"
     assert joined([Policy(("a",)), Policy(("b",))]).pools == ()
     assert joined([Policy(mode=Mode.AUDIT), Policy(mode=Mode.ENFORCE)]).mode is Mode.ENFORCE
     assert joined([Policy(core_limit=Burst(90)), Policy(core_limit=Burst(80))]).core_limit.default == 80
