@@ -50,7 +50,7 @@ def sizes_mib(cards: Iterable[Card], pools: Sequence[str] | None) -> Mapping[str
     """Give the largest card of each model in these pools; None means in all."""
     largest: dict[str, int] = {}
     for card in cards:
-        if pools is None or card.pool in pools:
+        if (pools is None or card.pool in pools) and is_model(card.model):
             largest[card.model] = max(card.memory_mib, largest.get(card.model, 0))
     return largest
 
