@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 K8S_VERSION = os.environ.get("K8S_VERSION", "1.36.4").removeprefix("v")
+HELM_VERSION = "3.22.0"
 COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 PROGRESS_EVERY_S = 15.0
 
@@ -98,17 +99,41 @@ def module_file(go: str, version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def helm(version: str = HELM_VERSION) -> Path:
+    """Give Helm of this version, built if it is missing."""
+    program = cache_dir() / "helm" / f"v{version}" / "helm"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with locked(program.parent / ".lock"):
+        if not program.exists():
+            say(f"building Helm {version} into {program.parent}; once per machine")
+            with tempfile.TemporaryDirectory(prefix="quotient-build-") as scratch:
+                module = Path(scratch)
+                required = f"require helm.sh/helm/v3 v{version}"
+                (module / "go.mod").write_text(f"module quotient.dev/testcluster\ngo 1.26.0\n{required}\n")
+                values = {"helm.sh/helm/v3/internal/version.version": f"v{version}"}
+                compile_program(go_program(), module, "helm.sh/helm/v3/cmd/helm", values)
+                shutil.move(module / "helm", program.parent / ".helm")
+                (program.parent / ".helm").replace(program)
+    return program
+
+
 def compile_command(go: str, module: Path, version: str, name: str) -> None:
-    """Run one `go build`, telling every few seconds how many packages are done."""
+    """Build one of Kubernetes' programs."""
     major, minor, _ = version.split(".")
-    stamp = "k8s.io/component-base/version"
     # Without these the components report v0.0.0, and version checks between them fail.
     values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    flags = " ".join(["-s -w", *(f"-X {stamp}.{key}={value}" for key, value in values.items())])
+    stamped = {f"k8s.io/component-base/version.{key}": value for key, value in values.items()}
+    compile_program(go, module, f"k8s.io/kubernetes/cmd/{name}", stamped)
+
+
+def compile_program(go: str, module: Path, package: str, stamped: Mapping[str, str]) -> None:
+    """Run one `go build`, telling every few seconds how many packages are done."""
+    name = package.rpartition("/")[2]
+    flags = " ".join(["-s -w", *(f"-X {key}={value}" for key, value in stamped.items())])
     command = [go, "build", "-mod=mod", "-trimpath", "-v", "-o", name, f"-ldflags={flags}"]
     started = told = time.monotonic()
     with subprocess.Popen(
-        [*command, f"k8s.io/kubernetes/cmd/{name}"],
+        [*command, package],
         cwd=module,
         env={**os.environ, "CGO_ENABLED": "0"},
         stdout=subprocess.PIPE,

@@ -228,6 +228,8 @@ def programs(layout: Layout) -> dict[str, Program]:
         f"--service-account-signing-key-file={pki}/service-accounts.key",
         f"--service-cluster-ip-range={SERVICE_NETWORK}",
         "--allow-privileged=true",
+        # Without kube-proxy, a Service's pods are reached by their own addresses.
+        "--enable-aggregator-routing=true",
         "--kubelet-preferred-address-types=InternalIP",
     ]
     return {

@@ -175,11 +175,18 @@ class RealCluster:
         except (urllib.error.URLError, OSError):
             return False
 
+    def import_image(self, archive: Path) -> None:
+        """Give the node an image."""
+        done = self._import(archive)
+        if done.returncode:
+            raise ClusterError(f"{archive} was not imported: {done.stderr.strip()}")
+
     def _import_images(self) -> bool:
+        return self._import(self.layout.state / "images.tar").returncode == 0
+
+    def _import(self, archive: Path) -> "subprocess.CompletedProcess[str]":
         ctr = [str(self.layout.debian / "usr/bin/ctr"), f"--address={layout.CONTAINERD_SOCKET}", "--namespace=k8s.io"]
-        archive = str(self.layout.state / "images.tar")
-        done = self.enter(*ctr, "image", "import", "--snapshotter=native", archive)
-        return done.returncode == 0
+        return self.enter(*ctr, "image", "import", "--snapshotter=native", str(archive))
 
     def _node_ready(self) -> bool:
         path = "{.items[*].status.conditions[?(@.type=='Ready')].status}"
