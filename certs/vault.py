@@ -15,7 +15,7 @@ from certs.pairs import CERTIFICATE, KEY, KeyPair
 from certs.rotation import Kept, Leaf, usable_authority
 from cluster.errors import NotFound
 from cluster.interface import Cluster
-from cluster.objects import SECRETS, Metadata, Secret
+from cluster.objects import SECRETS, Metadata, Owners, Secret
 from vcuda.names import API_GROUP
 
 CA_SECRET, LEAF_SECRET = "quotient-ca", "quotient-webhook-tls"
@@ -45,8 +45,8 @@ class Stored(Struct, frozen=True):
 class Vault:
     """Reads and writes the two secrets."""
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self._cluster, self._namespace = cluster, namespace
+    def __init__(self, cluster: Cluster, namespace: str, owners: Owners = list) -> None:
+        self._cluster, self._namespace, self._owners = cluster, namespace, owners
 
     def read(self, now: datetime) -> Stored:
         """Read both; what cannot be read counts as missing."""
@@ -88,7 +88,7 @@ class Vault:
     def _put(self, found: Secret | None, name: str, type_: str, data: dict[str, bytes], *, without: str = "") -> None:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items() if value}
         if found is None:
-            metadata = Metadata(name=name, namespace=self._namespace, labels=LABELS)
+            metadata = Metadata(name=name, namespace=self._namespace, labels=LABELS, owner_references=self._owners())
             self._cluster.create(SECRETS, Secret(metadata=metadata, type=type_, data=encoded))
             return
         notes = {key: value for key, value in found.metadata.annotations.items() if key != without}

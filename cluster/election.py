@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from cluster.errors import AlreadyExists, ApiError, Conflict, NotFound
 from cluster.interface import Cluster
-from cluster.objects import LEASES, Lease, LeaseSpec, Metadata
+from cluster.objects import LEASES, Lease, LeaseSpec, Metadata, Owners
 from vcuda.decision import Unavailable
 
 
@@ -54,8 +54,9 @@ class Elector:
         on_start: Callable[[], None] = lambda: None,
         on_stop: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        owners: Owners = list,
     ) -> None:
-        self._terms = terms or Terms()
+        self._terms, self._owners = terms or Terms(), owners
         # A call that hangs must not outlast the lease.
         self._cluster = cluster.bounded(self._terms.renew_s / 2)
         self._name, self._namespace, self.identity = name, namespace, identity
@@ -155,8 +156,8 @@ class Elector:
     def _create(self) -> bool:
         spec = self._ours(LeaseSpec(acquire_time=micro_time(), lease_transitions=0))
         try:
-            lease = Lease(metadata=Metadata(name=self._name, namespace=self._namespace), spec=spec)
-            self._observe(self._cluster.create(LEASES, lease))
+            metadata = Metadata(name=self._name, namespace=self._namespace, owner_references=self._owners())
+            self._observe(self._cluster.create(LEASES, Lease(metadata=metadata, spec=spec)))
         except AlreadyExists:
             return False
         return True

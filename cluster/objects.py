@@ -4,7 +4,7 @@ A kind marked `partial` leaves fields of the object out. Such an object is never
 patched, so fields that we do not know survive.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
@@ -300,6 +300,9 @@ ACCESS_REVIEWS = Kind(
     partial=True,
 )
 SECRETS = Kind("v1", "Secret", "secrets", Secret)
+CLUSTER_ROLES = Kind(
+    "rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", Object, namespaced=False, partial=True
+)
 DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments", Object, partial=True)
 MUTATING_HOOKS = Kind(
     "admissionregistration.k8s.io/v1",
@@ -320,6 +323,8 @@ VALIDATING_HOOKS = Kind(
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases", Lease)
 
 Raw = dict[str, Any]
+# Who owns an object that is about to be made.
+Owners = Callable[[], list[OwnerReference]]
 
 
 def binding(pod: str, namespace: str, node: str, uid: str, annotations: Mapping[str, str]) -> Raw:

@@ -20,7 +20,7 @@ from certs.vault import CA_SECRET, LEAF_SECRET, Stored, Vault, Wish
 from cluster.errors import AlreadyExists, ApiError, Conflict
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
-from cluster.objects import PODS, SECRETS, HookConfiguration, Secret
+from cluster.objects import PODS, SECRETS, HookConfiguration, Owners, Secret
 from controller.hooks import CONTROLLER, KINDS, NAME, Hooks
 from vcuda.decision import Unavailable
 
@@ -60,11 +60,12 @@ class CertificateKeeper:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         dial: Callable[[str, int], bytes] | None = None,
+        owners: Owners = list,
     ) -> None:
         self._cluster, self._namespace, self._terms = cluster, namespace, terms
         self._is_leading, self._clock, self._wall = is_leading, clock, wall
         self._dial = dial or served_at
-        self._vault, self._hooks = Vault(cluster, namespace), Hooks(cluster, namespace)
+        self._vault, self._hooks = Vault(cluster, namespace, owners), Hooks(cluster, namespace)
         self._seen: tuple[bytes, float] = b"", 0.0
         self.found = Found()
         self._wake, self._ending = threading.Event(), threading.Event()

@@ -11,7 +11,7 @@ from msgspec import Struct
 from cluster.errors import AlreadyExists, ApiError, Conflict, NotFound
 from cluster.events import WARNING, Recorder
 from cluster.interface import Cluster
-from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap, Metadata, ObjectReference, Pod
+from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap, Metadata, ObjectReference, Owners, Pod
 from controller.accounting import RESERVATION_S, Report, View, drop, reconcile
 from controller.holdings import Holding, holding_of, holds
 from controller.known import KnownLedgers
@@ -96,12 +96,14 @@ class Clerk:
         cluster_mode: Mode,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        owners: Owners = list,
     ) -> None:
         self._cluster, self._spoken, self._system_namespace = cluster, spoken, system_namespace
         self._sight, self._notes, self._recorder = sight, notes, recorder
         self._cluster_mode, self._clock, self._wall = cluster_mode, clock, wall
-        self._books = Books(cluster, system_namespace)
-        self._known = KnownLedgers(cluster, system_namespace, sight.has_ledgers, clock)
+        self._owners = owners
+        self._books = Books(cluster, system_namespace, owners)
+        self._known = KnownLedgers(cluster, system_namespace, sight.has_ledgers, clock, owners)
         self._trouble = float("-inf")
         # Held while it is found out whether a ledger is the first: workers note each other's namespaces, too.
         self._beginning = threading.Lock()
@@ -352,7 +354,7 @@ class Clerk:
             return
         labels = {STATUS_LABEL: "true"}
         try:
-            metadata = Metadata(name=QUOTA_STATUS, namespace=namespace, labels=labels)
+            metadata = Metadata(name=QUOTA_STATUS, namespace=namespace, labels=labels, owner_references=self._owners())
             put(self._cluster, ConfigMap(metadata=metadata, data=data), found)
         except (Conflict, NotFound):
             pass  # somebody else changed it: we shall hear of that, and look again

@@ -10,7 +10,7 @@ import structlog
 from cluster.errors import ApiError
 from cluster.events import Recorder
 from cluster.interface import Cluster
-from cluster.objects import ConfigMap, Metadata, Namespace
+from cluster.objects import ConfigMap, Metadata, Namespace, Owners
 from controller.clerk import AGAIN_S, APART_S, SOON_S, Clerk, Notes
 from controller.holdings import Holding, Machine
 from controller.publishing import put
@@ -49,8 +49,9 @@ class Keeper:
         is_leading: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        owners: Owners = list,
     ) -> None:
-        self._cluster, self._system_namespace = cluster, system_namespace
+        self._cluster, self._system_namespace, self._owners = cluster, system_namespace, owners
         self._is_leading, self._clock = is_leading, clock
         self.sight = Sight(cluster, spoken, system_namespace, quotas)
         self._notes = Notes()
@@ -64,6 +65,7 @@ class Keeper:
             cluster_mode=cluster_mode,
             clock=clock,
             wall=wall,
+            owners=owners,
         )
         self._turns = Turns(clock)
         # What was not looked at since we began to lead, and when that was; None until everything is known.
@@ -244,7 +246,8 @@ class Keeper:
     def _write_catalogue(self) -> None:
         """Write down which cards there are."""
         data = {CATALOGUE_KEY: encode_cards(self.sight.cards())}
-        put(self._cluster, ConfigMap(metadata=Metadata(name=CATALOGUE, namespace=self._system_namespace), data=data))
+        metadata = Metadata(name=CATALOGUE, namespace=self._system_namespace, owner_references=self._owners())
+        put(self._cluster, ConfigMap(metadata=metadata, data=data))
         with self._notes.lock:
             self._notes.of(CATALOGUE_TURN).failures = 0
         self._turns.want(CATALOGUE_TURN, self._clock() + AGAIN_S)

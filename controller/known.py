@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from cluster.errors import AlreadyExists, Conflict, NotFound
 from cluster.interface import Cluster
-from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata
+from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata, Owners
 from controller.accounting import RESERVATION_S
 from vcuda.decision import Unavailable
 from vcuda.names import KNOWN_KEY, KNOWN_LEDGERS
@@ -31,8 +31,9 @@ class KnownLedgers:
         system_namespace: str,
         any_ledger: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        owners: Owners = list,
     ) -> None:
-        self._cluster, self._system_namespace = cluster, system_namespace
+        self._cluster, self._system_namespace, self._owners = cluster, system_namespace, owners
         self._any_ledger, self._clock = any_ledger, clock
         # Until when every namespace counts as one that had a ledger: this list was lost, and so may be others' ledgers.
         self._suspect_until = float("-inf")
@@ -94,7 +95,7 @@ class KnownLedgers:
         except NotFound:
             # If it was deleted, what is remembered of it still counts.
             known = change(dict(self._known or {}))
-            metadata = Metadata(name=KNOWN_LEDGERS, namespace=self._system_namespace)
+            metadata = Metadata(name=KNOWN_LEDGERS, namespace=self._system_namespace, owner_references=self._owners())
             self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=written(known)))
             return known
         try:

@@ -14,6 +14,7 @@ from cluster.interface import Cluster
 from controller.certificates import CertificateKeeper, Terms
 from controller.keeping import Keeper
 from controller.metrics import Metrics
+from controller.owning import Ownership
 from ledger.books import Books
 from ledger.following import QuotaFollower
 from settings.configuration import Configuration
@@ -30,6 +31,7 @@ class Service:
 
     def __init__(self, configuration: Configuration, cluster: Cluster, terms: election.Terms | None = None) -> None:
         spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
+        owners = Ownership(cluster)
         books = Books(cluster, configuration.system_namespace)
         self.quotas = QuotaFollower(cluster, spoken, configuration.quota_by_default(), books)
         self.elector = Elector(
@@ -39,6 +41,7 @@ class Service:
             configuration.controller.identity or f"{socket.gethostname()}-{os.getpid()}",
             terms=terms,
             on_start=self._begin_to_lead,
+            owners=owners,
         )
         self.keeper = Keeper(
             cluster,
@@ -48,6 +51,7 @@ class Service:
             Recorder(cluster, "quotient-controller"),
             cluster_mode=configuration.mode,
             is_leading=lambda: self.elector.leading,
+            owners=owners,
         )
         self.certificates = CertificateKeeper(
             cluster,
@@ -59,6 +63,7 @@ class Service:
                 settle_s=configuration.certificates.settle_s,
             ),
             is_leading=lambda: self.elector.leading,
+            owners=owners,
         )
         self.metrics = Metrics(
             self.keeper.ledgers, self.keeper.lag_s, lambda: self.elector.leading, lambda: self.certificates.found

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cluster.errors import AlreadyExists, NotFound
 from cluster.interface import Cluster, Selector
-from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata
+from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata, Owners
 from vcuda.decision import Unavailable
 from vcuda.ledger import Ledger, State, decode, encode
 from vcuda.names import LEDGER_KEY, LEDGER_LABEL, LEDGER_PREFIX
@@ -53,12 +53,12 @@ def read_page(found: ConfigMap) -> Page:
 class Books:
     """All ledgers of a cluster."""
 
-    def __init__(self, cluster: Cluster, system_namespace: str) -> None:
-        self._cluster, self._system_namespace = cluster, system_namespace
+    def __init__(self, cluster: Cluster, system_namespace: str, owners: Owners = list) -> None:
+        self._cluster, self._system_namespace, self._owners = cluster, system_namespace, owners
 
     def bounded(self, timeout_s: float) -> "Books":
         """Give the same books with calls that take no longer than this."""
-        return Books(self._cluster.bounded(timeout_s), self._system_namespace)
+        return Books(self._cluster.bounded(timeout_s), self._system_namespace, self._owners)
 
     def read(self, namespace: str) -> Page | None:
         """Read the ledger of a namespace; None if there is none."""
@@ -81,13 +81,18 @@ class Books:
 
     def write(self, page: Page, ledger: Ledger) -> Page:
         """Write a ledger back, if it is still as it was read; Conflict if not."""
-        changed = replace(page.written, data=data_of(ledger))
+        metadata = page.written.metadata
+        owned = replace(metadata, owner_references=metadata.owner_references or self._owners())
+        changed = replace(page.written, metadata=owned, data=data_of(ledger))
         return Page(ledger, self._cluster.update(CONFIG_MAPS, changed))
 
     def create(self, namespace: str, ledger: Ledger) -> Page:
         """Begin a ledger; Conflict if there is one."""
         metadata = Metadata(
-            name=LEDGER_PREFIX + namespace, namespace=self._system_namespace, labels={LEDGER_LABEL: "true"}
+            name=LEDGER_PREFIX + namespace,
+            namespace=self._system_namespace,
+            labels={LEDGER_LABEL: "true"},
+            owner_references=self._owners(),
         )
         return Page(ledger, self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=data_of(ledger))))
 
