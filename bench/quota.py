@@ -29,7 +29,7 @@ from cluster.informer import Informer
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap
 from ledger.books import LEDGERS, namespace_of
 from tests.cluster.objects import new_namespace
-from tests.cluster.quotient import install
+from tests.cluster.quotient import run_beside
 from tests.cluster.real import RealCluster
 from tests.running import RunningController
 from vcuda.ledger import Key, packed
@@ -89,7 +89,7 @@ def measure_rate(rounds: int, pods: int) -> Figures:
     real = RealCluster.start(node=False)
     found: dict[str, list[Figures]] = {"quotient": [], "native": []}
     try:
-        install(real)
+        run_beside(real)
         hooks = [json.loads(real.kubectl("get", kind, "quotient", "-o", "json")) for kind in HOOKS]
         for number in range(rounds):
             for each in hooks:

@@ -74,6 +74,13 @@ class WatchLine(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
+class Version(msgspec.Struct, frozen=True, rename="camel"):
+    """Which Kubernetes it is."""
+
+    git_version: str = ""
+
+
+VERSIONS = msgspec.json.Decoder(Version)
 PAGES = msgspec.json.Decoder(Page)
 WATCH_LINES = msgspec.json.Decoder(WatchLine)
 FAILURES = msgspec.json.Decoder(Failure)
@@ -115,6 +122,11 @@ class ApiCluster:
         other = copy.copy(self)
         other._timeout_s = timeout_s  # noqa: SLF001 - our own copy
         return other
+
+    def version(self) -> str:
+        """Ask which Kubernetes it is."""
+        found: Version = decoded(VERSIONS, self._call("GET", "/version"))
+        return found.git_version
 
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""

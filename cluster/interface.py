@@ -66,6 +66,9 @@ class Cluster(Protocol):
     def bounded(self, timeout_s: float) -> "Cluster":
         """Give the same cluster with calls that take no longer than this."""
 
+    def version(self) -> str:
+        """Say which Kubernetes it is, as in v1.36.4."""
+
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""
 

@@ -59,6 +59,10 @@ class MemoryCluster:
         """Give this cluster."""
         return self
 
+    def version(self) -> str:
+        """Say which Kubernetes it behaves like."""
+        return "v1.36.4"
+
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""
         check_address(kind, name, namespace)

@@ -85,12 +85,20 @@ class NodeCondition(Struct, frozen=True, rename="camel", omit_defaults=True):
     last_transition_time: str | None = None
 
 
+class NodeInfo(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What runs on a node."""
+
+    kubelet_version: str = ""
+    container_runtime_version: str = ""
+
+
 class NodeStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     """What a node has, and how it is."""
 
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
     conditions: list[NodeCondition] = []
+    node_info: NodeInfo = NodeInfo()
 
 
 class Node(Object, frozen=True, kw_only=True):
@@ -154,6 +162,32 @@ class HookConfiguration(Object, frozen=True, kw_only=True):
     """Webhooks that the API server calls; partial."""
 
     webhooks: list[Hook] = []
+
+
+class WorkloadTemplate(Struct, frozen=True, omit_defaults=True):
+    """What pods of a workload are made of."""
+
+    spec: PodSpec = PodSpec()
+
+
+class WorkloadSpec(Struct, frozen=True, omit_defaults=True):
+    """How many pods a workload wants, and which."""
+
+    replicas: int = 1
+    template: WorkloadTemplate = WorkloadTemplate()
+
+
+class WorkloadStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How many there are."""
+
+    ready_replicas: int = 0
+
+
+class Workload(Object, frozen=True, kw_only=True):
+    """A Deployment or the like; partial."""
+
+    spec: WorkloadSpec = WorkloadSpec()
+    status: WorkloadStatus = WorkloadStatus()
 
 
 class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -241,12 +275,22 @@ class NonResourceAttributes(Struct, frozen=True, omit_defaults=True):
     verb: str = ""
 
 
+class ResourceAttributes(Struct, frozen=True, omit_defaults=True):
+    """Something to be done to objects."""
+
+    verb: str = ""
+    group: str = ""
+    resource: str = ""
+    namespace: str = ""
+
+
 class AccessReviewSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Somebody, and what he wants to do."""
 
     user: str = ""
     groups: list[str] = []
     non_resource_attributes: NonResourceAttributes = NonResourceAttributes()
+    resource_attributes: ResourceAttributes = ResourceAttributes()
 
 
 class AccessReviewStatus(Struct, frozen=True, omit_defaults=True):
@@ -303,7 +347,8 @@ SECRETS = Kind("v1", "Secret", "secrets", Secret)
 CLUSTER_ROLES = Kind(
     "rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", Object, namespaced=False, partial=True
 )
-DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments", Object, partial=True)
+DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments", Workload, partial=True)
+DAEMON_SETS = Kind("apps/v1", "DaemonSet", "daemonsets", Workload, partial=True)
 MUTATING_HOOKS = Kind(
     "admissionregistration.k8s.io/v1",
     "MutatingWebhookConfiguration",

@@ -18,7 +18,9 @@ from settings.logs import configure_logs
 # Each command, and the module that holds it.
 COMMANDS = {
     "admit": "console.admitting",
+    "certs": "console.certs",
     "controller": "console.controller",
+    "doctor": "console.doctor",
     "lint": "console.linting",
     "local": "console.local",
     "quota": "console.quotas",

@@ -17,7 +17,7 @@ from tests.cluster.binaries import BuildError, cache_dir, kubernetes, locked, sa
 from tests.cluster.debian import programs
 from tests.cluster.keeper import ROOT
 from tests.cluster.pods import run_to_end
-from tests.cluster.quotient import install
+from tests.cluster.quotient import give_image, install_chart
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
 
 END_S = 30.0
@@ -34,7 +34,9 @@ def up(state: Path) -> None:
     say(f"ready after {time.monotonic() - began:.0f} s; running a pod")
     try:
         log = run_to_end(cluster, "hello", "echo hello from a pod on $(cat /etc/hostname)")
-        install(cluster)
+        say("installing Quotient with its chart")
+        give_image(cluster, state)
+        install_chart(cluster)
     except BaseException:
         cluster.stop()
         raise

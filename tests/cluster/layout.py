@@ -202,6 +202,8 @@ def write_kubelet(layout: Layout) -> None:
         "maxPods": 250,
         "oomScoreAdj": 0,
         "resolvConf": "",
+        # Mounted secrets are looked at so often; a minute is too long to wait for in a test.
+        "syncFrequency": "5s",
         "volumePluginDir": f"{RUN}/volume-plugins",
     }
     (layout.state / "kubelet.json").write_text(json.dumps(config, indent=1))

@@ -1,27 +1,71 @@
-"""Quotient on a real cluster, for people: what exists of it runs beside the control plane and is registered."""
+"""Quotient on a real cluster: installed by its chart, as users do; or beside the control plane, to be measured."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import trustme
 
+from deploy.image import build
+from deploy.render import CHART
 from settings.configuration import Configuration
-from tests.cluster.layout import CONTROLLER, WEBHOOK, WEBHOOK_PORT
-from tests.cluster.real import RealCluster
+from tests.cluster.binaries import helm
+from tests.cluster.layout import API_PORT, CONTROLLER, NODE_ADDRESS, WEBHOOK, WEBHOOK_PORT
+from tests.cluster.real import ClusterError, RealCluster
 from webhook.registration import registration
 from webhook.service import rules_of
 
 REFUSED = "neither a part of one GPU"
+IMAGE = "quotient.test/quotient:0.1.0"
+SYSTEM = Configuration().system_namespace
+# Without kube-proxy pods reach the API server by its own address alone; and nobody here should wait for long.
+VALUES = (
+    f"image={json.dumps(IMAGE)}",
+    f'kubernetesService={{"host": "{NODE_ADDRESS}", "port": "{API_PORT}"}}',
+    'config={"certificates": {"settleS": 2}, "webhook": {"drainS": 3}}',
+)
 
 
-def install(cluster: RealCluster) -> None:
-    """Start controller and webhook inside the cluster's namespaces and make the API server call it."""
+def give_image(cluster: RealCluster, folder: Path) -> None:
+    """Make Quotient's image, and give it to the node."""
+    build(IMAGE, folder / "quotient-image.tar")
+    cluster.import_image(folder / "quotient-image.tar")
+
+
+def run_helm(cluster: RealCluster, *arguments: str, values: tuple[str, ...] = ()) -> str:
+    """Run Helm against the cluster."""
+    flags = [flag for value in values for flag in ("--set-json", value)]
+    target = ["--kubeconfig", str(cluster.kubeconfig), "--namespace", SYSTEM]
+    done = subprocess.run([str(helm()), *arguments, *target, *flags], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"helm {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def install_chart(cluster: RealCluster, *values: str) -> None:
+    """Install the chart, and wait until the API server insists on an answer."""
+    command = ["install", "quotient", str(CHART), "--create-namespace", "--wait", "--timeout", "3m"]
+    run_helm(cluster, *command, values=(*VALUES, *values))
+    cluster.until("the webhook to be armed", lambda: is_armed(cluster), "kubelet")
+
+
+def is_armed(cluster: RealCluster) -> bool:
+    """Tell whether the API server insists on an answer, and gets one."""
+    path = "{.webhooks[*].failurePolicy}"
+    kinds = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
+    policies = [cluster.kubectl("get", kind, "quotient", f"-o=jsonpath={path}", check=False) for kind in kinds]
+    return all(set(each.split()) == {"Fail"} for each in policies) and is_called(cluster)
+
+
+def run_beside(cluster: RealCluster) -> None:
+    """Start controller and webhook as processes beside the control plane, and make the API server call them."""
     authority = trustme.CA()
     folder = cluster.layout.state / "quotient"
     folder.mkdir(exist_ok=True)
     made = authority.issue_cert("127.0.0.1")
     made.cert_chain_pems[0].write_to_path(str(folder / "tls.crt"))
     made.private_key_pem.write_to_path(str(folder / "tls.key"))
-    cluster.kubectl("create", "namespace", Configuration().system_namespace)
+    cluster.kubectl("create", "namespace", SYSTEM)
     cluster.run(CONTROLLER)
     cluster.run(WEBHOOK)
     target = f"https://127.0.0.1:{WEBHOOK_PORT}"

@@ -112,6 +112,9 @@ class Stepping:
         made: T = self._stepwise(self._cluster.update, kind, obj)
         return made
 
+    def version(self) -> str:
+        return self._cluster.version()
+
     def patch(self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], **options: Any) -> T:
         made: T = self._stepwise(self._cluster.patch, kind, name, namespace, changes, **options)
         return made

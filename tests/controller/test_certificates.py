@@ -70,6 +70,10 @@ class World:
         for number in numbers:
             self.serving[f"10.0.0.{number}"] = self.leaf()
 
+    @staticmethod
+    def present() -> datetime:
+        return datetime.now(UTC)
+
     def leaf(self) -> bytes:
         return base64.b64decode(self.cluster.get(SECRETS, LEAF_SECRET, SYSTEM).data["tls.crt"])
 
