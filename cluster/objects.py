@@ -164,10 +164,22 @@ class HookConfiguration(Object, frozen=True, kw_only=True):
     webhooks: list[Hook] = []
 
 
+class ContainerImage(Struct, frozen=True, omit_defaults=True):
+    """What a container runs."""
+
+    image: str = ""
+
+
+class TemplateSpec(Struct, frozen=True, omit_defaults=True):
+    """The containers of a workload's pods."""
+
+    containers: list[ContainerImage] = []
+
+
 class WorkloadTemplate(Struct, frozen=True, omit_defaults=True):
     """What pods of a workload are made of."""
 
-    spec: PodSpec = PodSpec()
+    spec: TemplateSpec = TemplateSpec()
 
 
 class WorkloadSpec(Struct, frozen=True, omit_defaults=True):
@@ -188,6 +200,24 @@ class Workload(Object, frozen=True, kw_only=True):
 
     spec: WorkloadSpec = WorkloadSpec()
     status: WorkloadStatus = WorkloadStatus()
+
+
+class EndpointConditions(Struct, frozen=True, omit_defaults=True):
+    """Whether something behind a Service takes calls."""
+
+    ready: bool | None = None
+
+
+class Endpoint(Struct, frozen=True, omit_defaults=True):
+    """Something behind a Service."""
+
+    conditions: EndpointConditions = EndpointConditions()
+
+
+class EndpointSlice(Object, frozen=True, kw_only=True):
+    """Some of what is behind a Service; partial."""
+
+    endpoints: list[Endpoint] | None = None
 
 
 class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -348,6 +378,7 @@ CLUSTER_ROLES = Kind(
     "rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", Object, namespaced=False, partial=True
 )
 DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments", Workload, partial=True)
+ENDPOINT_SLICES = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", EndpointSlice, partial=True)
 DAEMON_SETS = Kind("apps/v1", "DaemonSet", "daemonsets", Workload, partial=True)
 MUTATING_HOOKS = Kind(
     "admissionregistration.k8s.io/v1",

@@ -207,7 +207,7 @@ def rivals(cluster: Any, _: Configuration) -> Iterator[Finding]:  # noqa: ANN401
 
     for kind in (DAEMON_SETS, DEPLOYMENTS):
         for each in cluster.list(kind).items:
-            images = " ".join(container.image for container in each.spec.template.spec.containers or ())
+            images = " ".join(container.image for container in each.spec.template.spec.containers)
             known = [name for mark, name in RIVALS.items() if mark in images]
             if known and each.metadata.labels.get("app.kubernetes.io/name") != "quotient":
                 where = f"{each.metadata.namespace}/{each.metadata.name}"

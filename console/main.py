@@ -18,8 +18,10 @@ from settings.logs import configure_logs
 # Each command, and the module that holds it.
 COMMANDS = {
     "admit": "console.admitting",
+    "arm": "console.arming",
     "certs": "console.certs",
     "controller": "console.controller",
+    "disarm": "console.arming",
     "doctor": "console.doctor",
     "lint": "console.linting",
     "local": "console.local",

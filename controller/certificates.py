@@ -20,13 +20,24 @@ from certs.vault import CA_SECRET, LEAF_SECRET, Stored, Vault, Wish
 from cluster.errors import AlreadyExists, ApiError, Conflict
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
-from cluster.objects import PODS, SECRETS, HookConfiguration, Owners, Secret
-from controller.hooks import CONTROLLER, KINDS, NAME, Hooks
+from cluster.objects import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    PODS,
+    SECRETS,
+    HookConfiguration,
+    Owners,
+    Secret,
+    Workload,
+)
+from controller.hooks import CONTROLLER, KINDS, NAME, WEBHOOK, Hooks
 from vcuda.decision import Unavailable
 
+BEHIND = Selector(labels=f"kubernetes.io/service-name={WEBHOOK}")
 REPLICAS = Selector(labels="app.kubernetes.io/name=quotient,app.kubernetes.io/component=webhook")
 # How often to look when nothing happens, and while something is on its way.
 AGAIN_S, SOON_S = 60.0, 2.0
+HEARD_S = 1.5
 MOST_STEPS = 8
 DIAL_S = 3.0
 
@@ -67,12 +78,14 @@ class CertificateKeeper:
         self._dial = dial or served_at
         self._vault, self._hooks = Vault(cluster, namespace, owners), Hooks(cluster, namespace)
         self._seen: tuple[bytes, float] = b"", 0.0
+        self._answering: float | None = None
         self.found = Found()
         self._wake, self._ending = threading.Event(), threading.Event()
         secrets = (CA_SECRET, LEAF_SECRET) if terms.managed else ()
-        self._informers: list[Informer[Secret] | Informer[HookConfiguration]] = [
+        self._informers: list[Informer[Secret] | Informer[HookConfiguration] | Informer[Workload]] = [
             *(Informer(cluster, SECRETS, namespace, named(name)) for name in secrets),
             *(Informer(cluster, kind, selector=named(NAME)) for kind in KINDS),
+            Informer(cluster, DEPLOYMENTS, namespace, named(WEBHOOK)),
         ]
         for informer in self._informers:
             informer.on_change(lambda *_: self._wake.set())
@@ -95,7 +108,7 @@ class CertificateKeeper:
         if self._thread.is_alive():
             self._thread.join(10)
         try:
-            if self._hooks.is_taken_away(CONTROLLER) and self._hooks.keep(bundle=None, armed=False):
+            if self._hooks.is_taken_away(CONTROLLER) and self._hooks.arm(armed=False):
                 self._log.warning("webhooks_disarmed", cause="the controller is taken away")
         except (ApiError, Unavailable) as broken:
             self._log.warning("webhooks_not_disarmed", cause=str(broken))
@@ -132,7 +145,7 @@ class CertificateKeeper:
 
     def look(self) -> Step:
         """Look at everything once, and do what can be done now; gives where it stands."""
-        if self._hooks.is_taken_away() and self._hooks.keep(bundle=None, armed=False):
+        if self._hooks.is_taken_away() and self._hooks.arm(armed=False):
             self._log.warning("webhooks_disarmed", cause="the webhook is taken away")
         if not self._terms.managed:
             return self._arm(None)
@@ -142,7 +155,7 @@ class CertificateKeeper:
             found = self._next(stored)
             if found.step not in (Step.BEGIN, Step.REMEMBER):
                 # Everything is remembered that somebody relies on: this is what callers should trust.
-                self._hooks.keep(bundle=stored.kept.bundle, armed=None)
+                self._hooks.publish(stored.kept.bundle)
                 found = self._next(stored)
             self.found = Found(stored.kept, found)
             if found.step in (Step.WAIT, Step.REST):
@@ -188,16 +201,25 @@ class CertificateKeeper:
                 continue
             yield self._dial(pod.status.pod_ip, self._terms.port) if pod.status.pod_ip else b""
 
+    def _is_behind_service(self) -> bool:
+        """Tell whether the Service has a replica that takes calls."""
+        slices = self._cluster.list(ENDPOINT_SLICES, self._namespace, BEHIND).items
+        return any(endpoint.conditions.ready for each in slices for endpoint in each.endpoints or ())
+
     def _arm(self, kept: Kept | None) -> Step:
         """Let the API server insist on an answer from the first one on, until the webhook is taken away for good."""
-        bundle = None if kept is None else kept.bundle
         if self._hooks.is_taken_away():
             return Step.REST
-        is_served = any(self._served()) if kept is None else self._serve(kept, any)
+        is_served = self._is_behind_service() and (any(self._served()) if kept is None else self._serve(kept, any))
         if not is_served:
-            self._hooks.keep(bundle=bundle, armed=None)
+            self._answering = None
+        elif self._answering is None:
+            self._answering = self._clock()
+        # API servers hear a little later of what is behind the Service.
+        if self._answering is None or self._clock() - self._answering < HEARD_S:
+            self._hooks.arm(armed=None)
             return Step.WAIT
-        if self._hooks.keep(bundle=bundle, armed=True):
+        if self._hooks.arm(armed=True):
             self._log.info("webhooks_armed")
         return Step.REST
 

@@ -8,7 +8,8 @@ back if somebody wipes them. A webhook that is only away stays armed: pods with 
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from cluster.errors import Conflict, NotFound
@@ -25,7 +26,8 @@ from cluster.objects import (
 from vcuda.names import API_GROUP
 
 NAME = "quotient"
-MANAGER = "quotient-certificates"
+# Field managers, one for each thing that is kept.
+CERTIFIER, ARMER = "quotient-certificates", "quotient-arming"
 KINDS: tuple[Kind[HookConfiguration], ...] = (MUTATING_HOOKS, VALIDATING_HOOKS)
 # Annotation of a configuration: `auto` lets the controller arm it, `never` keeps it disarmed. The emergency exit.
 ARM = f"{API_GROUP}/arm"
@@ -63,24 +65,39 @@ class Hooks:
         """Give what the API server trusts for each of our webhooks."""
         return [bundle_of(hook) for configuration in self.read().values() for hook in self.ours(configuration)]
 
-    def keep(self, *, bundle: bytes | None, armed: bool | None) -> bool:
-        """Make all of our webhooks so, as far as is said; tells whether anything had to be changed.
+    def publish(self, bundle: bytes) -> bool:
+        """Let the API server trust these CAs for all of our webhooks; tells whether anything had to be changed."""
+        encoded = base64.b64encode(bundle).decode()
+        return self._apply(CERTIFIER, lambda *_: {"clientConfig": {"caBundle": encoded}})
 
-        Without a bundle, that is left to whoever keeps it; without a word on arming, that stays as it is.
+    def arm(self, *, armed: bool | None) -> bool:
+        """Let the API server insist on an answer, or not; None leaves that as it is, unless the emergency exit is open.
+
+        Our namespace is made the owner as well: deleted with everything in it, it takes the configurations along.
         """
+        return self._apply(
+            ARMER,
+            lambda configuration, hook: (
+                {"failurePolicy": policy} if (policy := policy_of(configuration, hook, armed)) else {}
+            ),
+            owned=True,
+        )
+
+    def _apply(
+        self, manager: str, wanted: Callable[[HookConfiguration, Hook], dict[str, Any]], *, owned: bool = False
+    ) -> bool:
+        """Make fields of each of our webhooks so, if they are not already; each manager always names all of its own."""
         changed = False
         for kind, configuration in self.read().items():
             hooks = self.ours(configuration)
-            wanted = [fields_of(hook, bundle, policy_of(configuration, hook, armed=armed)) for hook in hooks]
-            is_so = all(is_already(hook, fields) for hook, fields in zip(hooks, wanted, strict=True))
-            if not hooks or (is_so and is_owned(configuration)):
+            fields = [{"name": hook.name, **wanted(configuration, hook)} for hook in hooks]
+            is_so = all(is_already(hook, each) for hook, each in zip(hooks, fields, strict=True))
+            if not hooks or (is_so and (is_owned(configuration) or not owned)):
                 continue
-            try:
-                fields = {"webhooks": wanted, **self._owned_by_namespace()}
-                self._cluster.apply(kind, configuration, fields, manager=MANAGER)
-            except Conflict:
-                continue  # deleted, or another one: we shall hear of it
-            changed = True
+            with suppress(Conflict):  # deleted, or another one: we shall hear of it
+                whole = {"webhooks": fields, **(self._owned_by_namespace() if owned else {})}
+                self._cluster.apply(kind, configuration, whole, manager=manager)
+                changed = True
         return changed
 
     def is_taken_away(self, deployment: str = WEBHOOK) -> bool:
@@ -93,7 +110,7 @@ class Hooks:
         return bool(found.metadata.deletion_timestamp or namespace.metadata.deletion_timestamp)
 
     def _owned_by_namespace(self) -> dict[str, object]:
-        """Make our namespace the owner: deleted with everything in it, it takes the configurations along."""
+        """Name our namespace as an owner."""
         try:
             namespace = self._cluster.get(NAMESPACES, self._namespace)
         except NotFound:
@@ -102,7 +119,7 @@ class Hooks:
         return {"metadata": {"ownerReferences": [owner]}}
 
 
-def policy_of(configuration: HookConfiguration, hook: Hook, *, armed: bool | None) -> str:
+def policy_of(configuration: HookConfiguration, hook: Hook, armed: bool | None) -> str:  # noqa: FBT001
     """Say what should happen when a webhook does not answer; nothing if that is not ours to say."""
     may = configuration.metadata.annotations.get(ARM)
     if may == NEVER:
@@ -112,16 +129,6 @@ def policy_of(configuration: HookConfiguration, hook: Hook, *, armed: bool | Non
     if armed is None:
         return hook.failure_policy
     return ARMED if armed else DISARMED
-
-
-def fields_of(hook: Hook, bundle: bytes | None, policy: str) -> dict[str, Any]:
-    """Write what we own of a webhook."""
-    fields: dict[str, Any] = {"name": hook.name}
-    if bundle is not None:
-        fields["clientConfig"] = {"caBundle": base64.b64encode(bundle).decode()}
-    if policy:
-        fields["failurePolicy"] = policy
-    return fields
 
 
 def is_already(hook: Hook, fields: Mapping[str, Any]) -> bool:

@@ -137,7 +137,7 @@ def libraries(folder: Path) -> Path:
 def own(folder: Path) -> Path:
     """Install Quotient itself."""
     target = folder / OWN
-    pip("--no-deps", str(ROOT), target=target)
+    pip("--no-deps", "--no-build-isolation", str(ROOT), target=target)
     compiled(target)
     return folder
 

@@ -96,9 +96,9 @@ def text_of(made: dict[str, Any]) -> str:
     return text
 
 
-def rendered(*values: str, namespace: str = NAMESPACE) -> str:
-    """Render the chart with Helm, as it would be installed."""
-    flags = [flag for value in values for flag in ("--set-json", value)]
+def rendered(*values: str, namespace: str = NAMESPACE, hooks: bool = True) -> str:
+    """Render the chart with Helm, as it would be installed; hooks mean something to Helm alone."""
+    flags = [flag for value in values for flag in ("--set-json", value)] + ([] if hooks else ["--no-hooks"])
     command = [str(helm()), "template", "quotient", str(CHART), "--namespace", namespace, "--kube-version", "1.36.4"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)  # noqa: S603 - our own
     if done.returncode:
@@ -112,7 +112,7 @@ def manifests() -> str:
         "# Quotient, rendered from deploy/chart by `python -m deploy.render`. Build an image (README, Install), write\n"
         f"# its name for {IMAGE}, and: kubectl apply --server-side -f quotient.yaml\n"
     )
-    return head + rendered(f"image={json.dumps(IMAGE)}", "namespace.create=true")
+    return head + rendered(f"image={json.dumps(IMAGE)}", "namespace.create=true", hooks=False)
 
 
 def main() -> None:

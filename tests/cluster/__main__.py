@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.binaries import BuildError, cache_dir, kubernetes, locked, say
+from tests.cluster.binaries import BuildError, cache_dir, helm, kubernetes, locked, say
 from tests.cluster.debian import programs
 from tests.cluster.keeper import ROOT
 from tests.cluster.pods import run_to_end
@@ -41,7 +41,7 @@ def up(state: Path) -> None:
         cluster.stop()
         raise
     say(f"the pod said {log.strip()!r} after {time.monotonic() - began:.0f} s")
-    say("Quotient's webhook is called for every pod with GPUs: try `quotient admit`, then `kubectl apply`")
+    say("Quotient is installed, by its chart: try `quotient doctor`, `quotient admit FILE`, then `kubectl apply`")
     say(f"use it with: export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}")
     say(f"kubectl is {cluster.layout.kubernetes}/kubectl")
 
@@ -83,6 +83,7 @@ def parts() -> None:
         say(f"a real Kubernetes {why}: tests that need one will be skipped")
         return
     kubernetes()
+    helm()
     programs()
 
 

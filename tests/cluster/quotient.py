@@ -79,4 +79,6 @@ def is_called(cluster: RealCluster, domain: str = Configuration().domain) -> boo
     wrong = {"name": "c", "image": "i", "resources": {"limits": {f"{domain}/vcuda-core": "150"}}}
     metadata = {"name": "probe", "namespace": "default"}
     probe = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [wrong]}}
-    return REFUSED in cluster.kubectl("create", "--dry-run=server", "-f-", stdin=json.dumps(probe), check=False)
+    # One that only looks on warns.
+    flags = ["--dry-run=server", "--warnings-as-errors"]
+    return REFUSED in cluster.kubectl("create", *flags, "-f-", stdin=json.dumps(probe), check=False)

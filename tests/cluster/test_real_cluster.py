@@ -164,6 +164,7 @@ def test_two_clusters_run_at_once(node_cluster: RealCluster) -> None:
 
 
 @pytest.mark.node
+@pytest.mark.timeout(300)
 def test_the_commands_for_people(machine: Watched, tmp_path: Path) -> None:
     """Up, up again (refused, and the first goes on), down, down again (nothing to do)."""
     state = tmp_path / "cluster"
@@ -176,6 +177,7 @@ def test_the_commands_for_people(machine: Watched, tmp_path: Path) -> None:
     assert started.returncode == 0, started.stderr
     assert "hello from a pod" in started.stderr
     assert (state / "kubeconfig").exists()
+    assert "Quotient is installed" in started.stderr
     place = layout_of(state)
     again = command("up")
     assert again.returncode == 1

@@ -32,7 +32,19 @@ def test_help_names_every_command_and_where_to_begin() -> None:
     assert "quotient local" in done.output
     context = click.Context(main)
     names = main.list_commands(context)
-    assert names == ["admit", "certs", "config", "controller", "doctor", "lint", "local", "quota", "webhook"]
+    assert names == [
+        "admit",
+        "arm",
+        "certs",
+        "config",
+        "controller",
+        "disarm",
+        "doctor",
+        "lint",
+        "local",
+        "quota",
+        "webhook",
+    ]
     for name in names:
         command = main.get_command(context, name)
         assert command is not None

@@ -11,7 +11,16 @@ from certs.renewal import is_signed_by
 from certs.rotation import Step
 from certs.vault import CA_SECRET, LEAF_SECRET, Vault, Wish
 from cluster.memory import MemoryCluster
-from cluster.objects import DEPLOYMENTS, MUTATING_HOOKS, NAMESPACES, PODS, SECRETS, VALIDATING_HOOKS, HookConfiguration
+from cluster.objects import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    MUTATING_HOOKS,
+    NAMESPACES,
+    PODS,
+    SECRETS,
+    VALIDATING_HOOKS,
+    HookConfiguration,
+)
 from controller.certificates import CertificateKeeper, Terms
 from controller.hooks import ARM, CONTROLLER, WEBHOOK, Hooks
 from settings.configuration import Configuration
@@ -63,7 +72,15 @@ class World:
         made = self.cluster.create(PODS, {"metadata": metadata, "spec": {"containers": [container]}})
         status = {"status": {"phase": "Running", "podIP": address}}
         self.cluster.patch(PODS, made.metadata.name, SYSTEM, status, subresource="status")
+        self.put_behind_service(f"webhook-{number}")
         self.read(number)
+
+    def put_behind_service(self, name: str, *, ready: bool = True) -> None:
+        metadata = {"name": name, "namespace": SYSTEM, "labels": {"kubernetes.io/service-name": WEBHOOK}}
+        endpoints = [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]
+        self.cluster.create(
+            ENDPOINT_SLICES, {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints, "ports": []}
+        )
 
     def read(self, *numbers: int) -> None:
         """Let replicas notice that their secret changed."""
@@ -111,6 +128,9 @@ def test_from_nothing(world: World) -> None:
     assert world.bundles() == {world.kept().bundle}
     assert world.policies() == {"Ignore"}, "nobody answers yet"
     world.replica(1)
+    assert world.keeper.look() is Step.WAIT
+    assert world.policies() == {"Ignore"}, "API servers may not have heard of it yet"
+    world.ticks += 2
     assert world.keeper.look() is Step.REST
     assert world.policies() == {"Fail"}
     assert {each.metadata.owner_references[0].kind for each in world.hooks()} == {"Namespace"}
@@ -302,6 +322,10 @@ def test_certificates_of_others_are_left_alone(world: World) -> None:
     world.cluster.create(PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "i"}]}})
     status = {"status": {"phase": "Running", "podIP": "10.0.0.1"}}
     world.cluster.patch(PODS, "webhook-1", SYSTEM, status, subresource="status")
+    assert world.keeper.look() is Step.WAIT, "it is not behind its Service yet"
+    world.put_behind_service("webhook")
+    world.keeper.look()
+    world.ticks += 2
     assert world.keeper.look() is Step.REST
     assert world.bundles() == {b""}
     assert world.policies() == {"Fail"}

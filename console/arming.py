@@ -1,0 +1,55 @@
+"""`quotient disarm` and `quotient arm`: the emergency exit, and the way back."""
+
+import time
+
+import click
+
+from console.quotas import connected
+from settings.configuration import Configuration
+from settings.loading import Loaded
+from vcuda.decision import Unavailable
+
+# How long API servers may take to hear of it.
+HEARD_S = 2.0
+
+
+@click.command()
+@click.pass_obj
+def disarm(loaded: Loaded) -> None:
+    """Let pods with GPUs through unchecked while the webhook does not answer: the emergency exit.
+
+    The webhook is asked all the same, and where it answers, its answer holds. It stays so until `quotient arm`. Also
+    run before Quotient is uninstalled, so that nobody is held up meanwhile.
+    """
+    write(loaded.configuration, "never")
+    click.echo("pods with GPUs no longer wait for the webhook; take it back with: quotient arm", err=True)
+
+
+@click.command()
+@click.pass_obj
+def arm(loaded: Loaded) -> None:
+    """Insist on the webhook's answer for pods with GPUs again, as soon as there is one."""
+    write(loaded.configuration, "auto")
+    click.echo("the controller insists on an answer as soon as the webhook gives one: see quotient doctor", err=True)
+
+
+def write(configuration: Configuration, how: str) -> None:
+    """Note it where the controller looks, and do at once what does not need it."""
+    from cluster.errors import ApiError, NotFound  # noqa: PLC0415 - only what runs is loaded
+    from controller.hooks import ARM, KINDS, NAME, Hooks  # noqa: PLC0415
+
+    cluster = connected(configuration)
+    found = 0
+    try:
+        for kind in KINDS:
+            try:
+                cluster.patch(kind, NAME, "", {"metadata": {"annotations": {ARM: how}}})
+                found += 1
+            except NotFound:
+                continue
+        if Hooks(cluster, configuration.system_namespace).arm(armed=None):
+            time.sleep(HEARD_S)
+    except (ApiError, Unavailable) as refused:
+        raise click.UsageError(str(refused)) from None
+    if not found:
+        raise click.UsageError("there is no webhook configuration quotient: nothing waits for the webhook")
