@@ -108,6 +108,15 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+# Files that take longest: where several run side by side, these begin, so that none of them is left for the end.
+SLOW = ("test_install", "test_faults", "test_quotas_for_real", "test_real_cluster", "test_real_api", "test_serving")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if target := config.getoption("--results"):
         config.pluginmanager.register(Results(target, config))

@@ -17,7 +17,9 @@ from vcuda.decision import Code
 from vcuda.names import DEFAULT_DOMAIN
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ROOMS = sorted(file.parent.name for file in ROOT.glob("*/__init__.py") if file.parent.name not in ("tests", "bench"))
+# What stands beside the rooms, and is checked but not shipped.
+YARD = ("bench", "deploy", "tests")
+ROOMS = sorted(file.parent.name for file in ROOT.glob("*/__init__.py") if file.parent.name not in YARD)
 
 
 def test_every_room_is_checked_by_every_tool() -> None:
@@ -25,7 +27,7 @@ def test_every_room_is_checked_by_every_tool() -> None:
     tools = PROJECT["tool"]
     assert sorted(tools["hatch"]["build"]["targets"]["wheel"]["packages"]) == ROOMS
     assert sorted(tools["importlinter"]["root_packages"]) == ROOMS
-    assert sorted(tools["mypy"]["files"]) == sorted([*ROOMS, "bench", "tests"])
+    assert sorted(tools["mypy"]["files"]) == sorted([*ROOMS, *YARD])
 
 
 def test_the_wheel_holds_every_room_and_its_data(tmp_path: Path) -> None:
