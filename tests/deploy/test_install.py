@@ -111,7 +111,7 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:
     running = cluster.create(PODS, pod(30, "before"))  # a pod with GPUs that was there before; no node has any
     with Creating(real) as creating:
         creating.go_on()
-        install_chart(real, 'webhook={"replicas": 2}', 'config.mode="audit"')
+        install_chart(real, 'webhook={"replicas": 2}')
         creating.go_on()
         made = real.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-f", str(MANIFESTS))
         assert "serverside-applied (server dry run)" in made
@@ -120,14 +120,13 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:
         cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": QUOTA}})
         eventually(lambda: "hard: 100" in status(real), "the quota's status", 30)
         eventually(lambda: "used: 30" in status(real), "the adoption of what was there", 30)
-        assert refusal(cluster, 80) == "", "nothing is refused by one who looks on"
+        eventually(lambda: "asked 80 cores (100 = one GPU) of A100; used 30" in refusal(cluster, 80), "the quota", 30)
 
         before = pods_of(real, "webhook")
-        values = (*VALUES, 'webhook={"replicas": 2}')
+        values = (*VALUES, 'webhook={"replicas": 2}', 'config.log={"level": "debug"}')
         run_helm(real, "upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m", values=values)
         eventually(lambda: not before & pods_of(real, "webhook"), "the old replicas to go", 60)
         assert is_armed(real), "an upgrade disarms nothing"
-        assert "asked 80 cores (100 = one GPU) of A100; used 30" in refusal(cluster, 80)
         cluster.create(PODS, pod(60, "fits"))
         assert doctor(real) == {}, "all is well"
         assert quotient(real, "certs").returncode == 0
@@ -135,7 +134,6 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:
 
         run_helm(real, "rollback", "quotient", "1", "--wait", "--timeout", "3m")
         assert is_armed(real)
-        eventually(lambda: refusal(cluster, 80) == "", "the former mode", 60)
         creating.go_on()
 
         trusted, leaf = bundle(real), served_until(real)
@@ -185,6 +183,20 @@ def doctor(real: RealCluster) -> dict[str, str]:
     return {each["check"]: each["message"] for each in json.loads(done.stdout) if each["level"] != "ok"}
 
 
+def look_on_then_enforce(real: RealCluster) -> None:
+    """See that nothing is refused, until one namespace's quota says so."""
+    cluster = connect(str(real.kubeconfig))
+    metadata = {"name": "gpu-quota", "namespace": TEAM, "labels": {NAMES.quota_label: "true"}}
+    cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": "types: {A100: {cores: 10}}"}})
+    eventually(lambda: "hard: 10" in status(real), "the quota's status", 30)
+    assert refusal(cluster, 80) == ""
+    enforced = {"data": {"quota.yaml": "types: {A100: {cores: 10}}\nmode: enforce"}}
+    cluster.patch(CONFIG_MAPS, "gpu-quota", TEAM, enforced)
+    eventually(lambda: "short by" in refusal(cluster, 80), "the namespace to be enforced", 30)
+    cluster.delete(CONFIG_MAPS, "gpu-quota", TEAM)
+    eventually(lambda: refusal(cluster, 80) == "", "the end of it", 30)
+
+
 def left_behind(real: RealCluster) -> list[str]:
     """Name whatever of Quotient is still there, but for quotas, which are people's own."""
     kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,validatingadmissionpolicies"
@@ -215,8 +227,9 @@ def pods_of(real: RealCluster, component: str) -> set[str]:
     "first", [pytest.param("quotient-controller", marks=pytest.mark.long), "quotient-webhook", "namespace"]
 )
 def test_no_configuration_is_left_without_its_server(real: RealCluster, first: str) -> None:
-    """In whatever order Quotient is taken away by hand."""
-    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}')
+    """In whatever order Quotient is taken away by hand. It is installed as one that looks on."""
+    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', 'config.mode="audit"')
+    look_on_then_enforce(real)
     with Creating(real) as creating:
         creating.go_on()
         if first == "namespace":
