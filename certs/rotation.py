@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,12 +45,13 @@ class Outside(Struct, frozen=True):
     """What is seen of callers and replicas.
 
     `trusted` is what callers trust now; `published` says that this is the whole bundle, for long enough to be known
-    everywhere; `served` that all replicas serve the stored leaf.
+    everywhere; `served` that all replicas serve the stored leaf; `serving` is what they serve, whatever that is.
     """
 
     trusted: bytes
     published: bool
     served: bool
+    serving: tuple[bytes, ...] = ()
 
 
 class Wanted(Struct, frozen=True):
@@ -92,7 +94,7 @@ def next_step(kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Ne
     """Say what to do next."""
     if kept.current is None:
         return Next(Step.BEGIN, "there is no CA that can sign")
-    if relied_on(kept.leaf, outside.trusted, kept.bundle):
+    if relied_on(kept, outside, kept.bundle):
         return Next(Step.REMEMBER, "callers rely on a CA that is not kept any more")
     of_leaf = next_of_leaf(kept.current, kept.leaf, wanted, now, outside)
     return of_leaf or next_of_authority(kept.current, kept, wanted, now, outside)
@@ -115,25 +117,26 @@ def next_of_authority(current: KeyPair, kept: Kept, wanted: Wanted, now: datetim
         if outside.published:
             return Next(Step.PROMOTE, "all callers trust the CA that follows")
         return Next(Step.WAIT, "not all callers trust the CA that follows yet")
-    if kept.former:
-        if outside.published and outside.served:
-            return Next(Step.DROP, "all replicas serve a certificate of the present CA")
-        return Next(Step.WAIT, "not all replicas serve a certificate of the present CA yet")
+    if kept.former and outside.published and outside.served:
+        return Next(Step.DROP, "all replicas serve a certificate of the present CA")
+    # Even while a replica hangs on to a former CA: it may do so for ever, and the present one must not end meanwhile.
     renewing, why = authority_needs_renewal(current.certificate, current.key, now=now)
     if renewing or wanted.new_authority:
         return Next(Step.PREPARE, why if renewing else "it was asked for")
+    if kept.former:
+        return Next(Step.WAIT, "not all replicas serve a certificate of the present CA yet")
     return Next(Step.REST, "everything is as it should be")
 
 
-def take(step: Step, kept: Kept, wanted: Wanted, now: datetime, trusted: bytes) -> Kept:
+def take(step: Step, kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Kept:
     """Take a step; gives what is to be kept."""
     match step, kept.current:
         case Step.BEGIN, _:
             current = kept.following or new_authority(now)
-            relied = relied_on(kept.leaf, trusted, current.certificate)
+            relied = relied_on(kept, outside, current.certificate)
             kept = replace(kept, current=current, following=None, former=joined([kept.former, relied]))
         case Step.REMEMBER, _:
-            kept = replace(kept, former=joined([kept.former, relied_on(kept.leaf, trusted, kept.bundle)]))
+            kept = replace(kept, former=joined([kept.former, relied_on(kept, outside, kept.bundle)]))
         case Step.PREPARE, _:
             kept = replace(kept, following=new_authority(now))
         case Step.PROMOTE, KeyPair() as current:
@@ -147,16 +150,27 @@ def take(step: Step, kept: Kept, wanted: Wanted, now: datetime, trusted: bytes) 
     return kept
 
 
-def relied_on(leaf: Leaf, trusted: bytes, kept: bytes) -> bytes:
-    """Give the CAs that callers trust, that signed what is served, and that are not kept.
+def relied_on(kept: Kept, outside: Outside, bundle: bytes) -> bytes:
+    """Give the CAs that callers trust, that signed what is stored or served, and that are not in a bundle.
 
     Only what callers trust already is ever taken over: what lies beside a certificate proves nothing.
     """
+    leaves = [each for each in map(first_in, (kept.leaf.certificate, *outside.serving)) if each is not None]
+    return joined(
+        [
+            each
+            for each in split(outside.trusted)
+            if each not in bundle and any(is_signed_by(leaf, each) for leaf in leaves)
+        ]
+    )
+
+
+def first_in(pem: bytes) -> x509.Certificate | None:
+    """Read a certificate; None if it is none."""
     try:
-        certificate = certificates_in(leaf.certificate, "")[0]
+        return certificates_in(pem, "")[0]
     except CertificateError:
-        return b""
-    return joined([each for each in split(trusted) if each not in kept and is_signed_by(certificate, each)])
+        return None
 
 
 def joined(bundles: Sequence[bytes]) -> bytes:

@@ -65,15 +65,21 @@ class Vault:
 
         `granted` takes back the wish that is fulfilled by this.
         """
-        same = (kept.current, kept.following, kept.former)
-        if granted or same != (before.kept.current, before.kept.following, before.kept.former):
-            data = {f"{CURRENT}.crt": b"", f"{CURRENT}.key": b"", FORMER: kept.former}
-            for name, pair in ((CURRENT, kept.current), (FOLLOWING, kept.following)):
-                if pair is not None:
-                    data |= {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
-            self._put(before.authority, CA_SECRET, "Opaque", data, without=WISH if granted else "")
+        before_cas = (before.kept.current, before.kept.following, before.kept.former)
+        has_new_cas = (kept.current, kept.following, kept.former) != before_cas
+        if has_new_cas:
+            self._put_authorities(before, kept, granted=granted)
         if kept.leaf != before.kept.leaf:
             self._put(before.leaf, LEAF_SECRET, TLS_TYPE, {CERTIFICATE: kept.leaf.certificate, KEY: kept.leaf.key})
+        if granted and not has_new_cas:
+            self._put_authorities(before, kept, granted=True)
+
+    def _put_authorities(self, before: Stored, kept: Kept, *, granted: bool) -> None:
+        data = {FORMER: kept.former}
+        for name, pair in ((CURRENT, kept.current), (FOLLOWING, kept.following)):
+            if pair is not None:
+                data |= {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
+        self._put(before.authority, CA_SECRET, "Opaque", data, without=WISH if granted else "")
 
     def wish(self, wish: Wish) -> None:
         """Ask for a rotation; NotFound if there is nothing yet that could be rotated."""
@@ -92,7 +98,9 @@ class Vault:
             self._cluster.create(SECRETS, Secret(metadata=metadata, type=type_, data=encoded))
             return
         notes = {key: value for key, value in found.metadata.annotations.items() if key != without}
-        self._cluster.update(SECRETS, replace(found, metadata=replace(found.metadata, annotations=notes), data=encoded))
+        owners = found.metadata.owner_references or self._owners()
+        metadata = replace(found.metadata, annotations=notes, owner_references=owners)
+        self._cluster.update(SECRETS, replace(found, metadata=metadata, data=encoded))
 
 
 def value_in(secret: Secret | None, key: str) -> bytes:

@@ -62,7 +62,9 @@ def standing(configuration: Configuration) -> tuple[list[Row], list[str]]:
     except (ApiError, Unavailable) as refused:
         raise click.UsageError(str(refused)) from None
     rows = [row_of(name, pair, bundles) for name, pair in pairs_of(kept)]
-    wrong = [f"{without} webhooks trust no CA: the controller puts that right when it runs"] if without else []
+    wrong = [f"{without} webhooks trust no CA: whoever keeps certificates puts that right"] if without else []
+    if not configuration.certificates.manage:
+        return rows, wrong
     if kept.current is None:
         return rows, [*wrong, f"secret {namespace}/{CA_SECRET} has no CA that can sign: does the controller run?"]
     names, leaf = configuration.served_names(), kept.leaf
@@ -70,6 +72,8 @@ def standing(configuration: Configuration) -> tuple[list[Row], list[str]]:
     rows.append(leaf_row(kept, bundles, why))
     if renewing:
         wrong.append(f"serving certificate: {why}; the controller makes another")
+    elif distrusting := sum(not is_signed_by(certificates_in(leaf.certificate, "")[0], bundle) for bundle in bundles):
+        wrong.append(f"{distrusting} of {len(bundles)} webhooks do not trust the serving certificate: pods are refused")
     return rows, wrong
 
 
@@ -142,7 +146,10 @@ def make(folder: Path, names: tuple[str, ...], *, force: bool) -> None:
     """
     now = datetime.now(UTC)
     authority = new_authority(now)
-    pair = issue(authority, names, now)
+    try:
+        pair = issue(authority, names, now)
+    except ValueError as wrong:
+        raise click.UsageError(f"--name: {wrong}; write a DNS name or an address") from None
     files = {"ca.crt": authority.certificate, CERTIFICATE: pair.certificate, KEY: pair.key}
     there = [name for name in files if (folder / name).exists()]
     if there and not force:
@@ -150,6 +157,7 @@ def make(folder: Path, names: tuple[str, ...], *, force: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
+            (folder / name).unlink(missing_ok=True)
             (folder / name).touch(mode=0o600)
             (folder / name).write_bytes(content)
     except OSError as wrong:

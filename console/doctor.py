@@ -140,7 +140,12 @@ def registered(cluster: Any, configuration: Configuration) -> Iterator[Finding]:
             yield Finding(ERROR, "webhook configurations", f"there is no {kind.name} quotient", remedy)
             continue
         policies = {hook.failure_policy for hook in hooks.ours(found[kind])}
-        if found[kind].metadata.annotations.get(ARM) == NEVER:
+        if not policies:
+            message = f"{kind.name} quotient calls nothing in {configuration.system_namespace}"
+            yield Finding(
+                ERROR, "webhook configurations", message, "helm upgrade puts it right, or set systemNamespace"
+            )
+        elif found[kind].metadata.annotations.get(ARM) == NEVER:
             remedy = f"kubectl annotate --overwrite {kind.plural} quotient {ARM}=auto"
             yield Finding(WARNING, "webhook configurations", f"{kind.name}: the emergency exit is open", remedy)
         elif policies - {"Fail"}:
@@ -269,6 +274,8 @@ def rights(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # 
 NEEDED = (
     ("quotient-webhook", "list", "", "configmaps", False),
     ("quotient-webhook", "update", "", "configmaps", True),
+    ("quotient-webhook", "get", "", "pods", False),
+    ("quotient-controller", "list", "discovery.k8s.io", "endpointslices", True),
     ("quotient-controller", "list", "", "pods", False),
     ("quotient-controller", "list", "", "nodes", False),
     ("quotient-controller", "create", "", "configmaps", False),

@@ -4,11 +4,13 @@ One pass reads everything there is, takes the steps that can be taken now, and p
 What it knows of earlier passes is only how long callers have been able to hear of a bundle.
 """
 
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 from cryptography import x509
@@ -71,11 +73,13 @@ class CertificateKeeper:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         dial: Callable[[str, int], bytes] | None = None,
+        trusts: Callable[[str, int, bytes], bool] | None = None,
         owners: Owners = list,
     ) -> None:
         self._cluster, self._namespace, self._terms = cluster, namespace, terms
         self._is_leading, self._clock, self._wall = is_leading, clock, wall
         self._dial = dial or served_at
+        self._trusts = trusts or partial(is_trusted_at, name=f"{WEBHOOK}.{namespace}.svc")
         self._vault, self._hooks = Vault(cluster, namespace, owners), Hooks(cluster, namespace)
         self._seen: tuple[bytes, float] = b"", 0.0
         self._answering: float | None = None
@@ -148,7 +152,7 @@ class CertificateKeeper:
         if self._hooks.is_taken_away() and self._hooks.arm(armed=False):
             self._log.warning("webhooks_disarmed", cause="the webhook is taken away")
         if not self._terms.managed:
-            return self._arm(None)
+            return self._arm()
         found = Next(Step.WAIT, "")
         for _ in range(MOST_STEPS):
             stored = self._vault.read(self._wall())
@@ -161,19 +165,21 @@ class CertificateKeeper:
             if found.step in (Step.WAIT, Step.REST):
                 break
             self._take(found, stored)
-        arming = self._arm(self.found.kept)
+        arming = self._arm()
         return Step.WAIT if Step.WAIT in (found.step, arming) else Step.REST
 
     def _next(self, stored: Stored) -> Next:
         return next_step(stored.kept, self._wanted(stored), self._wall(), self._outside(stored.kept))
 
     def _wanted(self, stored: Stored) -> Wanted:
+        if stored.wish and stored.wish not in [*Wish]:
+            self._log.warning("wish_not_understood", wish=stored.wish, remedy=f"write one of {', '.join(Wish)}")
         return Wanted(self._terms.names, new_authority=stored.wish == Wish.AUTHORITY, new_leaf=stored.wish == Wish.LEAF)
 
     def _take(self, found: Next, stored: Stored) -> None:
         """Take a step, and store what came of it; Conflict if somebody else did meanwhile."""
         now, wanted = self._wall(), self._wanted(stored)
-        kept = take(found.step, stored.kept, wanted, now, joined(self._hooks.bundles()))
+        kept = take(found.step, stored.kept, wanted, now, self._outside(stored.kept))
         granted = (found.step is Step.PREPARE and wanted.new_authority) or (
             found.step is Step.ISSUE and wanted.new_leaf
         )
@@ -188,36 +194,43 @@ class CertificateKeeper:
             self._seen = kept.bundle if is_there else b"", self._clock()
         # Where nobody is registered, nobody has to hear of it.
         published = is_there and (not bundles or self._clock() - self._seen[1] >= self._terms.settle_s)
-        return Outside(joined(bundles), published, served=not kept.former or self._serve(kept, all))
-
-    def _serve(self, kept: Kept, how_many: Callable[[Iterable[bool]], bool]) -> bool:
-        """Tell whether all, or any, replicas serve the stored certificate."""
-        return how_many(served == kept.leaf.certificate for served in self._served())
+        serving = tuple(self._served())
+        return Outside(joined(bundles), published, all(each == kept.leaf.certificate for each in serving), serving)
 
     def _served(self) -> Iterable[bytes]:
         """Ask each replica what it serves, those on their way out too; nothing for one that does not answer."""
-        for pod in self._cluster.list(PODS, self._namespace, REPLICAS).items:
-            if pod.status.phase in ("Succeeded", "Failed"):
-                continue
-            yield self._dial(pod.status.pod_ip, self._terms.port) if pod.status.pod_ip else b""
+        for address in self._addresses():
+            yield self._dial(address, self._terms.port)
+
+    def _addresses(self) -> list[str]:
+        """Find the replicas that may be called: one that is not running yet reads what there is when it begins."""
+        pods = self._cluster.list(PODS, self._namespace, REPLICAS).items
+        return [pod.status.pod_ip for pod in pods if pod.status.pod_ip and pod.status.phase == "Running"]
 
     def _is_behind_service(self) -> bool:
         """Tell whether the Service has a replica that takes calls."""
         slices = self._cluster.list(ENDPOINT_SLICES, self._namespace, BEHIND).items
         return any(endpoint.conditions.ready for each in slices for endpoint in each.endpoints or ())
 
-    def _arm(self, kept: Kept | None) -> Step:
+    def _is_trusted(self) -> bool:
+        """Tell whether some replica would be believed by the API server, for each of our webhooks."""
+        bundles = set(self._hooks.bundles())
+        return any(
+            all(self._trusts(each, self._terms.port, bundle) for bundle in bundles) for each in self._addresses()
+        )
+
+    def _arm(self) -> Step:
         """Let the API server insist on an answer from the first one on, until the webhook is taken away for good."""
         if self._hooks.is_taken_away():
             return Step.REST
-        is_served = self._is_behind_service() and (any(self._served()) if kept is None else self._serve(kept, any))
-        if not is_served:
+        if not (self._is_behind_service() and self._is_trusted()):
             self._answering = None
         elif self._answering is None:
             self._answering = self._clock()
         # API servers hear a little later of what is behind the Service.
         if self._answering is None or self._clock() - self._answering < HEARD_S:
             self._hooks.arm(armed=None)
+            self._log.debug("webhooks_not_armed", cause="no replica answers with a certificate that is trusted")
             return Step.WAIT
         if self._hooks.arm(armed=True):
             self._log.info("webhooks_armed")
@@ -227,6 +240,19 @@ class CertificateKeeper:
 def named(name: str) -> Selector:
     """Select the one object of this name."""
     return Selector(fields=f"metadata.name={name}")
+
+
+def is_trusted_at(address: str, port: int, bundle: bytes, *, name: str) -> bool:
+    """Tell whether one who trusts these CAs would believe who answers there: shakes hands as an API server does."""
+    try:
+        context = ssl.create_default_context(cadata=bundle.decode("ascii"))
+        with (
+            socket.create_connection((address, port), DIAL_S) as connection,
+            context.wrap_socket(connection, server_hostname=name),
+        ):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def served_at(address: str, port: int) -> bytes:

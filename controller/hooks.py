@@ -103,11 +103,12 @@ class Hooks:
     def is_taken_away(self, deployment: str = WEBHOOK) -> bool:
         """Tell whether a part of Quotient is being removed for good: its Deployment, or all of its namespace."""
         try:
-            found = self._cluster.get(DEPLOYMENTS, deployment, self._namespace)
-            namespace = self._cluster.get(NAMESPACES, self._namespace)
+            # In a namespace that is going, the right to look at Deployments may have gone already.
+            if self._cluster.get(NAMESPACES, self._namespace).metadata.deletion_timestamp:
+                return True
+            return bool(self._cluster.get(DEPLOYMENTS, deployment, self._namespace).metadata.deletion_timestamp)
         except NotFound:
             return True
-        return bool(found.metadata.deletion_timestamp or namespace.metadata.deletion_timestamp)
 
     def _owned_by_namespace(self) -> dict[str, object]:
         """Name our namespace as an owner."""

@@ -1,4 +1,4 @@
-"""Who owns what Quotient makes at run time: the controller's ClusterRole, which is deleted with Quotient.
+"""Who owns what Quotient makes at run time: a ClusterRole that grants nothing, and is deleted with Quotient.
 
 Kubernetes then removes what it owned, in every namespace: ledgers, status, secrets, the lease. So nothing is left
 behind, in whatever order Quotient is taken away, and no job has to run for it.
@@ -8,18 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 
-from cluster.errors import ApiError
+from cluster.errors import NotFound
 from cluster.interface import Cluster
 from cluster.objects import CLUSTER_ROLES, OwnerReference
-from vcuda.decision import Unavailable
 
-OWNER = "quotient-controller"
-# The role may be deleted and made again; what is made for one that is gone would be removed at once.
-REMEMBERED_S = 30.0
+OWNER = "quotient-owner"
+# It may be deleted and made again; what is made for one that is gone would be removed at once.
+REMEMBERED_S = 2.0
 
 
 class Ownership:
-    """Gives the owner; none where Quotient was not installed with one."""
+    """Gives the owner; none where Quotient was not installed with one. Whoever cannot be told makes nothing."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._clock = cluster, clock
@@ -37,6 +36,6 @@ class Ownership:
     def _read(self) -> list[OwnerReference]:
         try:
             found = self._cluster.get(CLUSTER_ROLES, OWNER)
-        except (ApiError, Unavailable):
+        except NotFound:
             return []
         return [OwnerReference(CLUSTER_ROLES.api_version, CLUSTER_ROLES.name, OWNER, found.metadata.uid)]

@@ -138,6 +138,8 @@ def own(folder: Path) -> Path:
     """Install Quotient itself."""
     target = folder / OWN
     pip("--no-deps", "--no-build-isolation", str(ROOT), target=target)
+    for told in target.glob("*.dist-info/direct_url.json"):  # where it was built is nobody's business
+        told.unlink()
     compiled(target)
     return folder
 

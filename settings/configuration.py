@@ -155,9 +155,9 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     log: Log = Log()
 
     def served_names(self) -> tuple[str, ...]:
-        """Give the names under which API servers call the webhook: that of its Service, unless told otherwise."""
+        """Give the names that a certificate is made for: one that is configured, and those of the webhook's Service."""
         service = f"{WEBHOOK_SERVICE}.{self.system_namespace}.svc"
-        return (self.webhook.server_name,) if self.webhook.server_name else (service, f"{service}.cluster.local")
+        return (*filter(None, (self.webhook.server_name,)), service, f"{service}.cluster.local")
 
     def quota_by_default(self) -> Quota | None:
         """Give the quota of namespaces that have none; a QuotaError says what is wrong with it."""

@@ -38,12 +38,13 @@ class Rotation(RuleBasedStateMachine):
         # An API server may be behind; that is what the time between seeing and believing is for.
         published = self.configured == self.kept.bundle and all(each == self.configured for each in self.trusting)
         served = all(each == self.kept.leaf for each in self.serving)
-        return Outside(self.configured, published, served)
+        serving = tuple(each.certificate for each in self.serving)
+        return Outside(self.configured, published, served, serving)
 
     def step(self) -> Step:
         """Do what the keeper does in one go: it may crash after any."""
         found = next_step(self.kept, self.wanted, self.now, self.outside())
-        self.kept = take(found.step, self.kept, self.wanted, self.now, self.configured)
+        self.kept = take(found.step, self.kept, self.wanted, self.now, self.outside())
         if found.step is Step.PREPARE:
             self.wanted = Wanted(NAMES, new_leaf=self.wanted.new_leaf)
         if found.step is Step.ISSUE:
@@ -90,6 +91,11 @@ class Rotation(RuleBasedStateMachine):
         self.kept = Kept(leaf=self.kept.leaf)
 
     @rule()
+    def everything_is_lost(self) -> None:
+        """Somebody deletes both secrets, while replicas serve what they have."""
+        self.kept = Kept()
+
+    @rule()
     @precondition(lambda self: self.outside().served)
     def the_authority_is_swapped(self) -> None:
         """Somebody writes another one."""
@@ -124,6 +130,11 @@ Rotation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, d
 TestRotation = Rotation.TestCase
 
 
+def seen(kept: Kept) -> Outside:
+    """See everything as it should be."""
+    return Outside(kept.bundle, published=True, served=True, serving=(kept.leaf.certificate,))
+
+
 def settled(kept: Kept, now: datetime = START, *, trusted: bytes = b"") -> tuple[Kept, list[Step]]:
     """Let a keeper go on, with callers and replicas that follow at once."""
     steps: list[Step] = []
@@ -133,7 +144,7 @@ def settled(kept: Kept, now: datetime = START, *, trusted: bytes = b"") -> tuple
         steps.append(found.step)
         if found.step in RESTING:
             return kept, steps
-        kept = take(found.step, kept, Wanted(NAMES), now, outside.trusted)
+        kept = take(found.step, kept, Wanted(NAMES), now, outside)
         trusted = b""
     raise AssertionError(f"it never rests: {steps}")
 
@@ -152,12 +163,12 @@ def test_the_order() -> None:
 def test_nothing_new_is_issued_before_callers_trust_it() -> None:
     """It waits, and says for what."""
     kept, _ = settled(Kept())
-    prepared = take(Step.PREPARE, kept, Wanted(NAMES), START, kept.bundle)
+    prepared = take(Step.PREPARE, kept, Wanted(NAMES), START, seen(kept))
     found = next_step(prepared, Wanted(NAMES), START, Outside(kept.bundle, published=False, served=True))
     assert (found.step, found.why) == (Step.WAIT, "not all callers trust the CA that follows yet")
-    promoted = take(Step.PROMOTE, prepared, Wanted(NAMES), START, prepared.bundle)
+    promoted = take(Step.PROMOTE, prepared, Wanted(NAMES), START, seen(prepared))
     assert promoted.bundle == prepared.bundle, "who signs must not change what is published"
-    issued = take(Step.ISSUE, promoted, Wanted(NAMES), START, prepared.bundle)
+    issued = take(Step.ISSUE, promoted, Wanted(NAMES), START, seen(prepared))
     found = next_step(issued, Wanted(NAMES), START, Outside(issued.bundle, published=True, served=False))
     assert (found.step, found.why) == (Step.WAIT, "not all replicas serve a certificate of the present CA yet")
 
@@ -182,6 +193,18 @@ def test_only_what_callers_trust_is_remembered() -> None:
     assert not needs_renewal(
         after.leaf.certificate, after.leaf.key, now=START, names=NAMES, authority=kept.current.certificate
     )[0]
+
+
+def test_a_replica_that_hangs_on_to_the_past_does_not_stop_renewal() -> None:
+    """It may do so for ever; the CA must not end meanwhile."""
+    kept, _ = settled(Kept())
+    stuck = take(
+        Step.PROMOTE, take(Step.PREPARE, kept, Wanted(NAMES), START, seen(kept)), Wanted(NAMES), START, seen(kept)
+    )
+    later = START + 250 * DAY
+    outside = Outside(stuck.bundle, published=True, served=False, serving=(kept.leaf.certificate,))
+    issued = take(Step.ISSUE, stuck, Wanted(NAMES), later, outside)
+    assert next_step(issued, Wanted(NAMES), later, outside).step is Step.PREPARE
 
 
 def test_an_expired_authority_signs_nothing() -> None:

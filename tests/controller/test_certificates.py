@@ -62,6 +62,7 @@ class World:
             clock=lambda: self.ticks,
             wall=lambda: self.now,
             dial=lambda address, _: self.serving.get(address, b""),
+            trusts=lambda address, _, bundle: self.believes(address, bundle),
         )
 
     def replica(self, number: int) -> None:
@@ -86,6 +87,14 @@ class World:
         """Let replicas notice that their secret changed."""
         for number in numbers:
             self.serving[f"10.0.0.{number}"] = self.leaf()
+
+    def believes(self, address: str, bundle: bytes) -> bool:
+        """Do what a handshake does: is what is served there signed by one of these, and good now."""
+        served = self.serving.get(address, b"")
+        if not served.startswith(b"-----"):
+            return bool(served) and served == bundle
+        until = x509.load_pem_x509_certificate(served).not_valid_after_utc
+        return bool(bundle) and signed(served, bundle) and self.now < until
 
     @staticmethod
     def present() -> datetime:
@@ -241,8 +250,14 @@ def deleted_authority(world: World) -> None:
     world.cluster.delete(SECRETS, CA_SECRET, SYSTEM)
 
 
+def deleted_both(world: World) -> None:
+    deleted_leaf(world)
+    deleted_authority(world)
+
+
 @pytest.mark.parametrize(
-    "harm", [expired, half_written, no_base64, swapped_leaf, swapped_authority, deleted_leaf, deleted_authority]
+    "harm",
+    [expired, half_written, no_base64, swapped_leaf, swapped_authority, deleted_leaf, deleted_authority, deleted_both],
 )
 def test_harm_is_repaired(world: World, harm: Any) -> None:
     """And while it is, callers trust what replicas serve, if that was good before."""
@@ -251,7 +266,7 @@ def test_harm_is_repaired(world: World, harm: Any) -> None:
     world.settle()
     served = next(iter(world.serving.values()))
     harm(world)
-    still_good = harm in {no_base64, swapped_authority, deleted_authority}
+    still_good = harm in {no_base64, swapped_authority, deleted_leaf, deleted_authority, deleted_both}
     for _ in range(3):
         world.keeper.look()
         if still_good and world.serving["10.0.0.1"] == served:
@@ -326,8 +341,17 @@ def test_certificates_of_others_are_left_alone(world: World) -> None:
     world.put_behind_service("webhook")
     world.keeper.look()
     world.ticks += 2
+    assert world.keeper.look() is Step.WAIT, "the API server would not believe it"
+    assert world.policies() == {"Ignore"}
+    their = base64.b64encode(b"somebody's").decode()
+    for kind in HOOKS:
+        found = world.cluster.get(kind, "quotient")
+        fields = {"webhooks": [{"name": hook.name, "clientConfig": {"caBundle": their}} for hook in found.webhooks]}
+        world.cluster.apply(kind, found, fields, manager="cert-manager")
+    world.keeper.look()
+    world.ticks += 2
     assert world.keeper.look() is Step.REST
-    assert world.bundles() == {b""}
+    assert world.bundles() == {b"somebody's"}
     assert world.policies() == {"Fail"}
     assert world.cluster.list(SECRETS).items == []
 

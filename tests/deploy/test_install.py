@@ -105,7 +105,7 @@ def bundle(real: RealCluster) -> str:
     return real.kubectl("get", "validatingwebhookconfiguration", "quotient", f"-o=jsonpath={path}")
 
 
-def test_the_whole_life_of_an_installation(real: RealCluster) -> None:
+def test_the_whole_life_of_an_installation(real: RealCluster) -> None:  # noqa: PLR0915 - it is long
     """Installed, used, upgraded, taken back, rotated, harmed, taken away; and nobody was held up at any point."""
     cluster = connect(str(real.kubeconfig))
     running = cluster.create(PODS, pod(30, "before"))  # a pod with GPUs that was there before; no node has any
@@ -131,6 +131,7 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:
         assert doctor(real) == {}, "all is well"
         assert quotient(real, "certs").returncode == 0
         check_rights(real)
+        check_foreign_bindings(real)
 
         run_helm(real, "rollback", "quotient", "1", "--wait", "--timeout", "3m")
         assert is_armed(real)
@@ -140,6 +141,9 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:
         real.kubectl("annotate", "secret", CA_SECRET, "-n", SYSTEM, "quotient.dev/rotate=ca")
         eventually(lambda: served_until(real) != leaf, "another certificate", 60)
         eventually(lambda: bundle(real) != trusted and len(bundle(real)) < 1.5 * len(trusted), "the old CA to go", 90)
+        leaf = served_until(real)
+        assert quotient(real, "certs", "rotate", "--leaf").returncode == 0
+        eventually(lambda: served_until(real) != leaf, "another certificate of the same CA", 60)
         creating.go_on()
 
         assert quotient(real, "disarm").returncode == 0
@@ -147,6 +151,7 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:
         assert list(doctor(real)) == ["webhook configurations"]
         assert quotient(real, "arm").returncode == 0
         eventually(lambda: is_armed(real), "the end of the emergency")
+        assert not creating.wrong
         wipe(real)
         eventually(lambda: is_armed(real), "what was wiped to come back")
         wrong = {each: count for each, count in creating.wrong.items() if "x509" not in each}
@@ -309,6 +314,23 @@ def check_rights(real: RealCluster) -> None:
         assert granted(real, f"{SYSTEM}:{account}", SYSTEM) - everybody == inside
     told = logs(real)
     assert "forbidden" not in told.lower(), told
+
+
+def check_foreign_bindings(real: RealCluster) -> None:
+    """Another scheduler may bind pods without GPUs, and none with: the webhook can tell them apart."""
+    cluster = connect(str(real.kubeconfig))
+    plain = pod(None, "plain")
+    plain["spec"]["schedulerName"] = "volcano"
+    cluster.create(PODS, plain)
+    for name, told in (("plain", ""), ("fits", "denied the request")):
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": TEAM}}
+        binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
+        path = f"/api/v1/namespaces/{TEAM}/pods/{name}/binding"
+        flags = ["--raw", path, "-f-", "--as=volcano", "--as-group=system:masters"]
+        assert told in real.kubectl("create", *flags, stdin=json.dumps(binding), check=False)
+    assert cluster.get(PODS, "plain", TEAM).spec.node_name == "node-1"
+    assert not cluster.get(PODS, "fits", TEAM).spec.node_name
+    cluster.delete(PODS, "plain", TEAM, grace_s=0)
 
 
 def logs(real: RealCluster) -> str:

@@ -14,6 +14,9 @@ app.kubernetes.io/component: {{ .component }}
 
 {{/* The configuration as the components read it: the release's own values over the user's. */}}
 {{- define "quotient.configuration" -}}
+{{- if has .Release.Namespace (list "default" "kube-system" "kube-public" "kube-node-lease") -}}
+{{- fail (printf "namespace %s: others work there; install Quotient into one of its own, as quotient-system" .Release.Namespace) -}}
+{{- end -}}
 {{- if hasKey .Values.config "systemNamespace" -}}
 {{- fail "config.systemNamespace: it is the release's own; name it with helm install --namespace" -}}
 {{- end -}}
@@ -48,7 +51,9 @@ Ignore
 {{- end }}
 
 {{- define "quotient.registrationAnnotations" -}}
-quotient.dev/arm: {{ .Values.webhook.arm }}
+{{- $live := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" "quotient" }}
+{{- /* The emergency exit stays open in an upgrade, until `quotient arm`. */}}
+quotient.dev/arm: {{ if eq (dig "metadata" "annotations" "quotient.dev/arm" "" ($live | default dict)) "never" }}never{{ else }}{{ .Values.webhook.arm }}{{ end }}
 {{- if eq .Values.certificates.mode "cert-manager" }}
 cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/quotient-webhook
 {{- end }}
@@ -59,6 +64,14 @@ cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/quotient-webhook
 {{- required "certificates.mode is provided: name the secret in certificates.secretName" .Values.certificates.secretName -}}
 {{- else -}}
 quotient-webhook-tls
+{{- end -}}
+{{- end }}
+
+{{- define "quotient.priorityClass" -}}
+{{- if .Values.priorityClass.create -}}
+{{- .Values.priorityClass.name | default "quotient-critical" -}}
+{{- else -}}
+{{- .Values.priorityClass.name -}}
 {{- end -}}
 {{- end }}
 
