@@ -30,9 +30,14 @@ class KeyPair(Struct, frozen=True):
             return f"valid only from {moment(self.not_before)} on"
         if now >= self.not_after:
             return f"expired on {moment(self.not_after)}"
-        if server_name and server_name not in self.names:
+        if server_name and not any(covers(name, server_name) for name in self.names):
             return f"made for {', '.join(self.names) or 'no name'}, not for {server_name}"
         return ""
+
+
+def covers(name: str, server_name: str) -> bool:
+    """Tell whether a name in a certificate is good for a server; a wildcard stands for one first word."""
+    return name == server_name or (name.startswith("*.") and name[1:] == server_name[server_name.find(".") :])
 
 
 def moment(time: datetime) -> str:

@@ -8,7 +8,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from certs.authority import BACKDATED
-from certs.pairs import CertificateError, KeyPair, certificates_in, moment, pair_of
+from certs.pairs import CertificateError, KeyPair, certificates_in, covers, moment, pair_of
 
 # A certificate is renewed when so much of its life is over.
 RENEW_AT = 2 / 3
@@ -49,7 +49,7 @@ def why_unusable(certificate: bytes, key: bytes, *, now: datetime, names: Sequen
     except CertificateError as wrong:
         return str(wrong)
     problem = pair.problem(now, "")
-    missing = sorted(set(names) - set(pair.names))
+    missing = sorted(name for name in names if not any(covers(held, name) for held in pair.names))
     return problem or (f"it is not made for {', '.join(missing)}" if missing else "")
 
 

@@ -106,9 +106,21 @@ def next_of_leaf(current: KeyPair, leaf: Leaf, wanted: Wanted, now: datetime, ou
     renewing, why = needs_renewal(*stored, now=now, names=wanted.names, authority=current.certificate)
     if not renewing and not wanted.new_leaf:
         return None
-    if outside.published or why_unusable(*stored, now=now, names=wanted.names):
+    # Where nothing good is stored or served, nobody can be hurt.
+    is_needed = why_unusable(*stored, now=now, names=wanted.names) and not is_served_well(outside, now)
+    if outside.published or is_needed:
         return Next(Step.ISSUE, why if renewing else "it was asked for")
     return Next(Step.WAIT, "not all callers trust the present CA yet")
+
+
+def is_served_well(outside: Outside, now: datetime) -> bool:
+    """Tell whether some replica serves what callers trust."""
+    leaves = [each for each in map(first_in, outside.serving) if each is not None]
+    return any(
+        leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc and is_signed_by(leaf, authority)
+        for leaf in leaves
+        for authority in split(outside.trusted)
+    )
 
 
 def next_of_authority(current: KeyPair, kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Next:

@@ -83,6 +83,7 @@ class CertificateKeeper:
         self._vault, self._hooks = Vault(cluster, namespace, owners), Hooks(cluster, namespace)
         self._seen: tuple[bytes, float] = b"", 0.0
         self._answering: float | None = None
+        self._told = ""
         self.found = Found()
         self._wake, self._ending = threading.Event(), threading.Event()
         secrets = (CA_SECRET, LEAF_SECRET) if terms.managed else ()
@@ -219,19 +220,27 @@ class CertificateKeeper:
             all(self._trusts(each, self._terms.port, bundle) for bundle in bundles) for each in self._addresses()
         )
 
+    def _why_not_armed(self) -> str:
+        """Say why the API server would get no answer; nothing if it would get one."""
+        if not self._is_behind_service():
+            return f"no replica is ready behind the Service {WEBHOOK}"
+        return "" if self._is_trusted() else "no replica answers with a certificate that the API server would trust"
+
     def _arm(self) -> Step:
         """Let the API server insist on an answer from the first one on, until the webhook is taken away for good."""
         if self._hooks.is_taken_away():
             return Step.REST
-        if not (self._is_behind_service() and self._is_trusted()):
-            self._answering = None
+        if why := self._why_not_armed():
+            if why != self._told:
+                self._log.info("webhooks_not_armed", cause=why)
+            self._told, self._answering = why, None
         elif self._answering is None:
             self._answering = self._clock()
         # API servers hear a little later of what is behind the Service.
         if self._answering is None or self._clock() - self._answering < HEARD_S:
             self._hooks.arm(armed=None)
-            self._log.debug("webhooks_not_armed", cause="no replica answers with a certificate that is trusted")
             return Step.WAIT
+        self._told = ""
         if self._hooks.arm(armed=True):
             self._log.info("webhooks_armed")
         return Step.REST

@@ -112,7 +112,7 @@ def kept_layer(name: str, key: str, make: Any) -> bytes:  # noqa: ANN401 - a fun
 
 def system(folder: Path) -> Path:
     """Lay out Python and what it needs."""
-    shutil.copytree(programs(PACKAGES, "-image"), folder, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(programs(PACKAGES, f"-image-{system_key()}"), folder, symlinks=True, dirs_exist_ok=True)
     for each in USELESS:
         found = folder / each
         shutil.rmtree(found, ignore_errors=True) if found.is_dir() else found.unlink(missing_ok=True)

@@ -145,3 +145,11 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     """With its path."""
     with pytest.raises(CertificateError, match=r"tls\.crt: cannot be read: No such file"):
         read_pair(tmp_path)
+
+
+def test_a_wildcard_is_good_for_one_word() -> None:
+    """As callers have it."""
+    pair = issue(new_authority(NOW), ("*.quotient-system.svc",), NOW)
+    assert pair.problem(NOW, "quotient-webhook.quotient-system.svc") == ""
+    assert "not for" in pair.problem(NOW, "a.b.quotient-system.svc")
+    assert "not for" in pair.problem(NOW, "quotient-system.svc")

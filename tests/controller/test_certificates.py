@@ -1,6 +1,7 @@
 """The controller keeps certificates and webhook configurations, on a cluster in memory with replicas that are told."""
 
 import base64
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ from cryptography import x509
 from certs.renewal import is_signed_by
 from certs.rotation import Step
 from certs.vault import CA_SECRET, LEAF_SECRET, Vault, Wish
+from cluster.errors import NotFound
 from cluster.memory import MemoryCluster
 from cluster.objects import (
     DEPLOYMENTS,
@@ -84,9 +86,10 @@ class World:
         )
 
     def read(self, *numbers: int) -> None:
-        """Let replicas notice that their secret changed."""
+        """Let replicas notice that their secret changed; one that finds none serves on what it has."""
         for number in numbers:
-            self.serving[f"10.0.0.{number}"] = self.leaf()
+            with suppress(NotFound):
+                self.serving[f"10.0.0.{number}"] = self.leaf()
 
     def believes(self, address: str, bundle: bytes) -> bool:
         """Do what a handshake does: is what is served there signed by one of these, and good now."""
