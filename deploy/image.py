@@ -25,7 +25,7 @@ from tests.cluster.binaries import BuildError, cache_dir, locked, say
 from tests.cluster.debian import programs
 
 ROOT = Path(__file__).parent.parent
-TAG = "quotient:0.1.0"
+TAG = "localhost/quotient:0.1.0"
 USER = 65532
 PYTHON = "3.11"
 PACKAGES = (
@@ -74,6 +74,7 @@ EPOCH = 0
 
 def build(tag: str, output: Path) -> None:
     """Make the image; what changes seldom stands in layers of its own, and is kept between builds."""
+    check_tag(tag)
     if sys.version_info[:2] != tuple(map(int, PYTHON.split("."))):
         raise BuildError(
             f"this is Python {platform.python_version()}; the image has {PYTHON}, and its libraries with it"
@@ -205,7 +206,7 @@ def write(tag: str, layers: Iterable[bytes], output: Path) -> None:
         }
     )
     blobs |= {digest(config): config, digest(manifest): manifest}
-    names = {"io.containerd.image.name": full_name(tag), "org.opencontainers.image.ref.name": tag.rpartition(":")[2]}
+    names = {"io.containerd.image.name": tag, "org.opencontainers.image.ref.name": tag.rpartition(":")[2]}
     listed = descriptor("application/vnd.oci.image.manifest.v1+json", manifest) | {"annotations": names}
     files = {
         "oci-layout": encoded({"imageLayoutVersion": "1.0.0"}),
@@ -229,12 +230,11 @@ def write(tag: str, layers: Iterable[bytes], output: Path) -> None:
     scratch.replace(output)
 
 
-def full_name(tag: str) -> str:
-    """Write a name as container runtimes look it up: one without a registry is Docker's."""
+def check_tag(tag: str) -> None:
+    """Refuse a name that runtimes would complete with a registry of their own, and then not find."""
     first, slash, _ = tag.partition("/")
-    if not slash:
-        return f"docker.io/library/{tag}"
-    return tag if "." in first or ":" in first or first == "localhost" else f"docker.io/{tag}"
+    if not slash or not ("." in first or ":" in first or first == "localhost"):
+        raise BuildError(f"--tag {tag}: name its registry as well, as in registry.example/quotient:0.1.0")
 
 
 def entries(files: dict[str, bytes], blobs: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:

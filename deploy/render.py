@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 CHART = HERE / "chart"
 REGISTRATION = CHART / "templates" / "registration.yaml"
 MANIFESTS = HERE / "manifests" / "quotient.yaml"
-NAMESPACE, IMAGE = "quotient-system", "quotient:0.1.0"
+NAMESPACE, IMAGE = "quotient-system", "localhost/quotient:0.1.0"
 
 # What stands in the generated text for what depends on the release.
 DOMAIN, SYSTEM, BINDER = "domain.sentinel", "namespace-sentinel", "binder-sentinel"
