@@ -283,6 +283,12 @@ def documented(account: str, where: str) -> set[Right]:
     return rights
 
 
+def acting_as(account: str) -> list[str]:
+    """Tell kubectl to act as a service account, written as NAMESPACE:NAME."""
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.partition(':')[0]}", "system:authenticated"]
+    return [f"--as=system:serviceaccount:{account}", *(f"--as-group={group}" for group in groups)]
+
+
 def granted(real: RealCluster, account: str, namespace: str) -> set[Right]:
     """Ask the API server what an account may do in a namespace."""
     review = {
@@ -290,9 +296,7 @@ def granted(real: RealCluster, account: str, namespace: str) -> set[Right]:
         "kind": "SelfSubjectRulesReview",
         "spec": {"namespace": namespace},
     }
-    user = f"--as=system:serviceaccount:{account}"
-    groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.partition(':')[0]}", "system:authenticated"]
-    flags = [user, *(f"--as-group={group}" for group in groups), "-o", "json", "--validate=false", "-f-"]
+    flags = [*acting_as(account), "-o", "json", "--validate=false", "-f-"]
     answer = json.loads(real.kubectl("create", *flags, stdin=json.dumps(review)))
     return {
         (group, resource, name, verb)
@@ -312,6 +316,15 @@ def check_rights(real: RealCluster) -> None:
         assert granted(real, f"{SYSTEM}:{account}", TEAM) - everybody == everywhere
         inside = everywhere | documented(account, "own namespace")
         assert granted(real, f"{SYSTEM}:{account}", SYSTEM) - everybody == inside
+    for account, kind, name in (
+        ("quotient-webhook", "ConfigMap", "quotient"),
+        ("quotient-controller", "ConfigMap", "quotient"),
+        ("quotient-controller", "Secret", "mine"),
+    ):
+        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}}
+        verb = "replace" if name == "quotient" else "create"
+        flags = [*acting_as(f"{SYSTEM}:{account}"), "--validate=false", "-f-"]
+        assert "account writes" in real.kubectl(verb, *flags, stdin=json.dumps(made), check=False)
     told = logs(real)
     assert "forbidden" not in told.lower(), told
 
