@@ -105,8 +105,13 @@ class Vault:
 
 def value_in(secret: Secret | None, key: str) -> bytes:
     """Read a value; one that is no base64 counts as missing."""
+    return decoded(secret.data.get(key, "")) if secret else b""
+
+
+def decoded(text: str) -> bytes:
+    """Read base64 as the API holds it; nothing if it is none."""
     try:
-        return base64.b64decode(secret.data.get(key, ""), validate=True) if secret else b""
+        return base64.b64decode(text, validate=True)
     except binascii.Error:
         return b""
 

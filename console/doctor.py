@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from cluster.objects import Pod
 
 OLDEST = (1, 30)
-# By how much clocks may differ: see `controller.clerk.SKEW_S`.
-SKEW_S = 12.0
 # Device plugins and schedulers that hand out the same cards, by a part of their images' names.
 RIVALS = {
     "gpu-manager": "gpu-manager",
@@ -240,6 +238,7 @@ def nodes(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # n
 def clocks(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
     """Clocks."""
     from cluster.objects import CONFIG_MAPS, LEASES  # noqa: PLC0415
+    from controller.clerk import SKEW_S  # noqa: PLC0415
 
     metadata = {"generateName": "clock-", "namespace": configuration.system_namespace}
     stamp = cluster.create(CONFIG_MAPS, {"metadata": metadata}, dry_run=True).metadata.creation_timestamp

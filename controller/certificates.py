@@ -157,30 +157,27 @@ class CertificateKeeper:
         found = Next(Step.WAIT, "")
         for _ in range(MOST_STEPS):
             stored = self._vault.read(self._wall())
-            found = self._next(stored)
-            if found.step not in (Step.BEGIN, Step.REMEMBER):
-                # Everything is remembered that somebody relies on: this is what callers should trust.
-                self._hooks.publish(stored.kept.bundle)
-                found = self._next(stored)
+            wanted, outside = self._wanted(stored), self._outside(stored.kept)
+            found = next_step(stored.kept, wanted, self._wall(), outside)
+            # Once everything is remembered that somebody relies on, this is what callers should trust.
+            if found.step not in (Step.BEGIN, Step.REMEMBER) and self._hooks.publish(stored.kept.bundle):
+                outside = self._outside(stored.kept)
+                found = next_step(stored.kept, wanted, self._wall(), outside)
             self.found = Found(stored.kept, found)
             if found.step in (Step.WAIT, Step.REST):
                 break
-            self._take(found, stored)
+            self._take(found, stored, wanted, outside)
         arming = self._arm()
         return Step.WAIT if Step.WAIT in (found.step, arming) else Step.REST
-
-    def _next(self, stored: Stored) -> Next:
-        return next_step(stored.kept, self._wanted(stored), self._wall(), self._outside(stored.kept))
 
     def _wanted(self, stored: Stored) -> Wanted:
         if stored.wish and stored.wish not in [*Wish]:
             self._log.warning("wish_not_understood", wish=stored.wish, remedy=f"write one of {', '.join(Wish)}")
         return Wanted(self._terms.names, new_authority=stored.wish == Wish.AUTHORITY, new_leaf=stored.wish == Wish.LEAF)
 
-    def _take(self, found: Next, stored: Stored) -> None:
+    def _take(self, found: Next, stored: Stored, wanted: Wanted, outside: Outside) -> None:
         """Take a step, and store what came of it; Conflict if somebody else did meanwhile."""
-        now, wanted = self._wall(), self._wanted(stored)
-        kept = take(found.step, stored.kept, wanted, now, self._outside(stored.kept))
+        kept = take(found.step, stored.kept, wanted, self._wall(), outside)
         granted = (found.step is Step.PREPARE and wanted.new_authority) or (
             found.step is Step.ISSUE and wanted.new_leaf
         )

@@ -7,11 +7,11 @@ back if somebody wipes them. A webhook that is only away stays armed: pods with 
 """
 
 import base64
-import binascii
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from certs.vault import decoded
 from cluster.errors import Conflict, NotFound
 from cluster.interface import Cluster
 from cluster.objects import (
@@ -23,6 +23,7 @@ from cluster.objects import (
     HookConfiguration,
     Kind,
 )
+from settings.configuration import WEBHOOK_SERVICE
 from vcuda.names import API_GROUP
 
 NAME = "quotient"
@@ -33,7 +34,8 @@ KINDS: tuple[Kind[HookConfiguration], ...] = (MUTATING_HOOKS, VALIDATING_HOOKS)
 ARM = f"{API_GROUP}/arm"
 AUTO, NEVER = "auto", "never"
 ARMED, DISARMED = "Fail", "Ignore"
-WEBHOOK, CONTROLLER = "quotient-webhook", "quotient-controller"
+# Of the Deployments; the webhook's Service has its name.
+WEBHOOK, CONTROLLER = WEBHOOK_SERVICE, "quotient-controller"
 
 
 class Hooks:
@@ -145,7 +147,4 @@ def is_owned(configuration: HookConfiguration) -> bool:
 
 def bundle_of(hook: Hook) -> bytes:
     """Give the CAs that are trusted for one webhook."""
-    try:
-        return base64.b64decode(hook.client_config.ca_bundle, validate=True)
-    except binascii.Error:
-        return b""
+    return decoded(hook.client_config.ca_bundle)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from cluster.api import connect
 from cluster.errors import ApiError
 from cluster.objects import CONFIG_MAPS, PODS, SECRETS
 from deploy.render import CHART, MANIFESTS
+from tests.background import Background
 from tests.cluster.images import BUSYBOX
 from tests.cluster.keeper import ROOT
 from tests.cluster.objects import new_namespace
@@ -41,28 +42,18 @@ def pod(core: int | None, name: str = "") -> Obj:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 
 
-class Creating:
+class Creating(Background):
     """Creates pods all the time, with GPUs and without, each as a dry run; remembers whatever went wrong."""
 
     def __init__(self, real: RealCluster) -> None:
+        super().__init__()
         self._cluster = connect(str(real.kubeconfig))
         self.wrong: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
-        self._ending = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(name, core), daemon=True)
             for name, core in (("plain", None), ("gpu", 10))
         ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        for thread in self._threads:
-            thread.join(30)
 
     def _run(self, name: str, core: int | None) -> None:
         while not self._ending.wait(0.1):

@@ -4,32 +4,22 @@ import http.client
 import socket
 import ssl
 import threading
-from typing import Self
 
+from tests.background import Background
 from tests.running import HOST
 from tests.webhook.running import Authority
 
 
-class Load:
+class Load(Background):
     """Clients that call as fast as they are answered, and remember every call that failed."""
 
     def __init__(self, port: int, authority: Authority, body: bytes, *, clients: int = 4) -> None:
+        super().__init__()
         self._port, self._authority, self._body = port, authority, body
         self.calls, self.failures, self.closed = 0, list[str](), 0
-        self._ending = threading.Event()
         # Guards the counts above.
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run, name=f"load-{i}") for i in range(clients)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        for thread in self._threads:
-            thread.join(30)
 
     def _run(self) -> None:
         connection: http.client.HTTPSConnection | None = None
