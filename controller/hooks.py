@@ -64,8 +64,23 @@ class Hooks:
         ]
 
     def bundles(self) -> list[bytes]:
-        """Give what the API server trusts for each of our webhooks."""
-        return [bundle_of(hook) for configuration in self.read().values() for hook in self.ours(configuration)]
+        """Give what the API server trusts for each of our webhooks, but for those that are held back."""
+        return [bundle_of(hook) for configuration in self._usable().values() for hook in self.ours(configuration)]
+
+    def _usable(self) -> dict[Kind[HookConfiguration], HookConfiguration]:
+        """Leave validation out until mutation is insisted upon.
+
+        Else a pod whose mutation failed, and was ignored, just before a replica was there, would be judged a moment
+        later by that replica, and refused for not being rewritten. Without a CA, validation is ignored as well.
+        """
+        found = self.read()
+        mutating, validating = found.get(MUTATING_HOOKS), found.get(VALIDATING_HOOKS)
+        if mutating is None or validating is None or mutating.metadata.annotations.get(ARM) != AUTO:
+            return found
+        is_new = not any(map(bundle_of, self.ours(validating)))
+        if is_new and any(hook.failure_policy != ARMED for hook in self.ours(mutating)):
+            del found[VALIDATING_HOOKS]
+        return found
 
     def publish(self, bundle: bytes) -> bool:
         """Let the API server trust these CAs for all of our webhooks; tells whether anything had to be changed."""
@@ -90,7 +105,7 @@ class Hooks:
     ) -> bool:
         """Make fields of each of our webhooks so, if they are not already; each manager always names all of its own."""
         changed = False
-        for kind, configuration in self.read().items():
+        for kind, configuration in self._usable().items():
             hooks = self.ours(configuration)
             fields = [{"name": hook.name, **wanted(configuration, hook)} for hook in hooks]
             is_so = all(is_already(hook, each) for hook, each in zip(hooks, fields, strict=True))

@@ -96,7 +96,10 @@ class World:
         served = self.serving.get(address, b"")
         if not served.startswith(b"-----"):
             return bool(served) and served == bundle
-        until = x509.load_pem_x509_certificate(served).not_valid_after_utc
+        try:
+            until = x509.load_pem_x509_certificate(served).not_valid_after_utc
+        except ValueError:
+            return False
         return bool(bundle) and signed(served, bundle) and self.now < until
 
     @staticmethod
@@ -137,13 +140,18 @@ def world() -> World:
 def test_from_nothing(world: World) -> None:
     """A CA, a certificate, trusted by both configurations; insisted upon when a replica serves it."""
     assert world.keeper.look() is Step.WAIT
-    assert world.bundles() == {world.kept().bundle}
+    assert world.bundles() == {world.kept().bundle, b""}, "validation waits for mutation"
     assert world.policies() == {"Ignore"}, "nobody answers yet"
     world.replica(1)
     assert world.keeper.look() is Step.WAIT
     assert world.policies() == {"Ignore"}, "API servers may not have heard of it yet"
     world.ticks += 2
+    world.keeper.look()
+    mutating, validating = world.hooks()
+    assert {hook.failure_policy for hook in mutating.webhooks} == {"Fail"}
+    assert {hook.failure_policy for hook in validating.webhooks} == {"Ignore"}
     assert world.keeper.look() is Step.REST
+    assert world.bundles() == {world.kept().bundle}
     assert world.policies() == {"Fail"}
     assert {each.metadata.owner_references[0].kind for each in world.hooks()} == {"Namespace"}
     assert world.cluster.get(SECRETS, LEAF_SECRET, SYSTEM).type == "kubernetes.io/tls"
@@ -172,6 +180,7 @@ def test_what_is_wiped_comes_back(world: World) -> None:
         assert found.metadata.name
     world.register()
     assert world.bundles() == {b""}
+    world.keeper.look()  # mutation first, and it is armed
     world.keeper.look()
     assert world.bundles() == bundle
     assert world.policies() == {"Fail"}
