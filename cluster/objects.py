@@ -46,6 +46,13 @@ class Object(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=Tr
     metadata: Metadata = Metadata()
 
 
+class ContainerStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A container that a node made for a pod; its id begins with the runtime's name."""
+
+    name: str = ""
+    container_id: str = field(name="containerID", default="")
+
+
 class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     """How far a pod has come."""
 
@@ -53,6 +60,8 @@ class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     reason: str = ""
     message: str = ""
     pod_ip: str = field(name="podIP", default="")
+    init_container_statuses: list[ContainerStatus] = []
+    container_statuses: list[ContainerStatus] = []
 
 
 class Pod(Object, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": "console.doctor",
     "lint": "console.linting",
     "local": "console.local",
+    "nodeplugin": "console.nodeplugin",
     "quota": "console.quotas",
     "webhook": "console.webhook",
 }

@@ -37,6 +37,24 @@ controller:
 certificates:
   manage: true              # make and keep the webhook's certificates; false: cert-manager does, or you
   settleS: 30               # how long API servers may take to hear of a new CA
+nodePlugin:
+  nodeName: ""              # empty: the host's name
+  folder: /var/lib/quotient # what must survive: allocations, one folder for each container, the driver's files
+  devicePlugins: /var/lib/kubelet/device-plugins  # the kubelet's folder of sockets
+  podResources: /var/lib/kubelet/pod-resources    # the kubelet's folder of another one
+  hostRoot: /               # where the host's files are seen from here
+  driverRoot: ""            # where the driver is on the host; empty: installed, or in /run/nvidia/driver
+  injection: auto           # native | cdi | nvidia-runtime | auto (cdi where runtime and kubelet have it, else native)
+  cdi: /var/run/cdi         # folder of CDI files
+  policy: binpack           # binpack | spread: where shares go that the scheduler has not placed
+  health:
+    pollS: 5                # how often each card is looked at
+    recoverAfterS: 60       # a card is well again after so long without an error
+    ignoredXids: [13, 31, 43, 45, 68, 109]  # errors of applications, not of cards
+monitor:
+  address: 0.0.0.0          # where to listen
+  port: 5678                # HTTP: /metrics, /metric, /usage, /livez, /readyz
+  open: false               # true: whoever asks gets an answer; false: on loopback, or with a token that may
 cluster:
   kubeconfig: ""            # empty: the pod's own account, or the user's kubeconfig
   context: ""               # empty: the kubeconfig's current one
@@ -56,6 +74,7 @@ from msgspec import Meta, Struct
 
 from vcuda.memory import DEFAULT_UNIT_MIB
 from vcuda.names import DEFAULT_DOMAIN, DNS_LABEL, names_for
+from vcuda.placing import Policy
 from vcuda.policy import Mode
 from vcuda.quota import Quota, QuotaError, parse_quota
 from vcuda.vocabulary import Dialects
@@ -121,6 +140,37 @@ class Controller(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
     identity: str = ""
 
 
+class Health(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """When a card is sick, and when it is well again."""
+
+    poll_s: SomeSeconds = 5
+    recover_after_s: Seconds = 60
+    ignored_xids: tuple[int, ...] = (13, 31, 43, 45, 68, 109)
+
+
+class NodePlugin(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """How a node's cards are found and given to containers."""
+
+    node_name: str = ""
+    folder: str = "/var/lib/quotient"
+    device_plugins: str = "/var/lib/kubelet/device-plugins"
+    pod_resources: str = "/var/lib/kubelet/pod-resources"
+    host_root: str = "/"
+    driver_root: str = ""
+    injection: Literal["auto", "native", "cdi", "nvidia-runtime"] = "auto"
+    cdi: str = "/var/run/cdi"
+    policy: Policy = Policy.BINPACK
+    health: Health = Health()
+
+
+class Monitor(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Where a node is looked at, and by whom."""
+
+    address: str = "0.0.0.0"  # noqa: S104 - Prometheus comes from elsewhere
+    port: Port = 5678
+    open: bool = False
+
+
 class Certificates(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """Who makes the webhook's certificates."""
 
@@ -151,6 +201,8 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     webhook: Webhook = Webhook()
     controller: Controller = Controller()
     certificates: Certificates = Certificates()
+    node_plugin: NodePlugin = NodePlugin()
+    monitor: Monitor = Monitor()
     cluster: Access = Access()
     log: Log = Log()
 
@@ -173,6 +225,15 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
             return "systemNamespace", "not the name of a namespace: lower-case letters, digits and dashes"
         if self.system_namespace in SHARED_NAMESPACES:
             return "systemNamespace", "others work there; name one that is Quotient's alone, as quotient-system"
+        for path, folder in {
+            "nodePlugin.folder": self.node_plugin.folder,
+            "nodePlugin.devicePlugins": self.node_plugin.device_plugins,
+            "nodePlugin.podResources": self.node_plugin.pod_resources,
+            "nodePlugin.hostRoot": self.node_plugin.host_root,
+            "nodePlugin.cdi": self.node_plugin.cdi,
+        }.items():
+            if not folder.startswith("/"):
+                return path, "not an absolute path"
         try:
             self.quota_by_default()
         except QuotaError as wrong:

@@ -7,7 +7,11 @@ VERSION = 1
 
 
 class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One card. `links` says how well it reaches the others, by their uuid."""
+    """One card, or one MIG device. `links` says how well it reaches the others, by their uuid.
+
+    `memory_mib` is 0 where the driver does not say: such a card is given as a whole only. `cordoned` cards keep their
+    pods and take no others. `reason` says what is wrong with one that is not healthy.
+    """
 
     uuid: str
     index: int
@@ -17,6 +21,10 @@ class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True)
     isolation: str = "none"
     numa: int | None = None
     links: dict[str, str] = {}
+    minor: int | None = None
+    capability: str = ""
+    cordoned: bool = False
+    reason: str = ""
 
 
 class Inventory(Struct, frozen=True):

@@ -131,6 +131,11 @@ class Names:
         return self._under("gpu-pool")
 
     @cached_property
+    def cordon(self) -> str:
+        """Node annotation, written by people: cards that take nothing new, by uuid or index, separated by commas."""
+        return self._under("gpu-cordon")
+
+    @cached_property
     def quota_label(self) -> str:
         """ConfigMap label that makes it a quota of its namespace."""
         return self._under("gpu-quota")

@@ -1,5 +1,7 @@
 """Which GPUs the containers of a pod got, as it is written on the pod with its binding."""
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 from msgspec import Struct
 
@@ -24,10 +26,20 @@ class Placement(Struct, frozen=True):
 DECODER = msgspec.json.Decoder(Placement)
 
 
-def cards_in(text: str) -> list[str]:
-    """Give the uuids of the cards a pod got; none if the annotation is missing or not one of ours."""
+def encode_placement(containers: Mapping[str, Sequence[Slice]]) -> str:
+    """Write the annotation."""
+    return msgspec.json.encode(Placement(VERSION, {name: tuple(given) for name, given in containers.items()})).decode()
+
+
+def decode_placement(text: str) -> dict[str, tuple[Slice, ...]] | None:
+    """Read the annotation; None if it is missing or not one of ours."""
     try:
         found = DECODER.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return []
-    return sorted({each.uuid for slices in found.containers.values() for each in slices}) if found.v == VERSION else []
+        return None
+    return found.containers if found.v == VERSION else None
+
+
+def cards_in(text: str) -> list[str]:
+    """Give the uuids of the cards a pod got; none if the annotation is missing or not one of ours."""
+    return sorted({each.uuid for slices in (decode_placement(text) or {}).values() for each in slices})

@@ -11,23 +11,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cluster.errors import ApiError
-from cluster.interface import Cluster
-from cluster.objects import (
-    ACCESS_REVIEWS,
-    TOKEN_REVIEWS,
-    AccessReview,
-    AccessReviewSpec,
-    NonResourceAttributes,
-    TokenReview,
-    TokenReviewSpec,
-)
 from webhook.admission import Outcome
 from webhook.review import NULL, Request
 
 REMEMBERED = 1000
 PATH = "/decisions"
-BEARER = "Bearer "
 
 
 class Decisions:
@@ -74,20 +62,3 @@ def described(at: float, route: str, request: Request, outcome: Outcome) -> dict
         ],
         "warnings": list(outcome.decision.warnings),
     }
-
-
-def refusal_of(cluster: Cluster, authorization: str) -> tuple[int, str] | None:
-    """Say why somebody may not see the decisions: HTTP status and words; None if he may."""
-    if not authorization.startswith(BEARER):
-        return 401, "send a bearer token: Authorization: Bearer ..."
-    try:
-        asked = TokenReview(spec=TokenReviewSpec(authorization.removeprefix(BEARER).strip()))
-        who = cluster.create(TOKEN_REVIEWS, asked).status
-        if not who.authenticated:
-            return 401, "this token is not known to the cluster"
-        spec = AccessReviewSpec(who.user.username, list(who.user.groups), NonResourceAttributes(PATH, "get"))
-        if not cluster.create(ACCESS_REVIEWS, AccessReview(spec=spec)).status.allowed:
-            return 403, f"{who.user.username} may not get {PATH}: that takes a ClusterRole on this nonResourceURL"
-    except ApiError as refused:
-        return 403, f"the cluster does not tell who this is: {refused}"
-    return None

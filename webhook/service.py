@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from cluster.access import refusal_of
 from cluster.errors import NotFound
 from cluster.events import Recorder
 from cluster.interface import Cluster
@@ -21,7 +22,7 @@ from webhook.admission import Admission, Outcome
 from webhook.answering import TEXT, Reply, Responder
 from webhook.app import create_app
 from webhook.certificates import Certificates
-from webhook.decisions import Decisions, refusal_of
+from webhook.decisions import PATH, Decisions
 from webhook.front import Front
 from webhook.metrics import Metrics
 from webhook.policies import ClusterPolicies
@@ -126,7 +127,7 @@ class Service:
     def show_decisions(self, authorization: str, namespace: str, limit: int) -> Reply:
         """Show the last decisions to whoever may see them."""
         try:
-            refused = refusal_of(self._cluster.bounded(self.settings.answer_within_s), authorization)
+            refused = refusal_of(self._cluster.bounded(self.settings.answer_within_s), authorization, PATH)
         except Unavailable as away:
             return Reply(503, f"{away}\n".encode(), TEXT)
         if refused is not None:

@@ -35,13 +35,15 @@ IDENTITIES = {
     "node": (f"system:node:{NODE_NAME}", "system:nodes"),
     "quotient": ("system:serviceaccount:quotient-system:quotient-webhook", "system:masters"),
     "quotient-controller": ("system:serviceaccount:quotient-system:quotient-controller", "system:masters"),
+    "quotient-nodeplugin": ("system:serviceaccount:quotient-system:quotient-nodeplugin", "system:masters"),
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver")
 CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 NODE = ("containerd", "kubelet")
-WEBHOOK, CONTROLLER = "quotient-webhook", "quotient-controller"
+WEBHOOK, CONTROLLER, NODE_PLUGIN = "quotient-webhook", "quotient-controller", "quotient-nodeplugin"
 WEBHOOK_PORT = 8443
+MONITOR_PORT = 5678
 
 
 class Layout(Struct, frozen=True):
@@ -66,6 +68,11 @@ class Layout(Struct, frozen=True):
     def logs(self) -> Path:
         """One log for each program."""
         return self.state / "logs"
+
+    @property
+    def driver(self) -> Path:
+        """Where the node's fake driver is."""
+        return self.state / "driver"
 
     @property
     def cgroup(self) -> str:
@@ -264,6 +271,7 @@ def programs(layout: Layout) -> dict[str, Program]:
         ),
         WEBHOOK: quotient_webhook(layout),
         CONTROLLER: quotient_controller(layout),
+        NODE_PLUGIN: quotient_nodeplugin(layout),
     }
 
 
@@ -274,6 +282,21 @@ def quotient_controller(layout: Layout) -> Program:
         f"cluster.kubeconfig={layout.state}/quotient-controller.kubeconfig",
         "controller.address=127.0.0.1",
         "controller.opsPort=8081",
+    )
+
+
+def quotient_nodeplugin(layout: Layout) -> Program:
+    """Write the command line of Quotient's node plugin; its driver is a fake one, in a folder of the cluster's."""
+    return quotient(
+        "nodeplugin",
+        f"cluster.kubeconfig={layout.state}/quotient-nodeplugin.kubeconfig",
+        f"nodePlugin.nodeName={NODE_NAME}",
+        f"nodePlugin.driverRoot={layout.driver}",
+        "nodePlugin.health.pollS=0.5",
+        "nodePlugin.health.recoverAfterS=3",
+        "nodePlugin.cdi=/run/cdi",
+        "monitor.address=127.0.0.1",
+        f"monitor.port={MONITOR_PORT}",
     )
 
 

@@ -42,6 +42,7 @@ def test_help_names_every_command_and_where_to_begin() -> None:
         "doctor",
         "lint",
         "local",
+        "nodeplugin",
         "quota",
         "webhook",
     ]

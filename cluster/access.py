@@ -1,0 +1,67 @@
+"""Who asks, and whether he may: a bearer token, and a right on a path, both judged by the API server."""
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from cluster.errors import ApiError
+from cluster.interface import Cluster
+from cluster.objects import (
+    ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
+    AccessReview,
+    AccessReviewSpec,
+    NonResourceAttributes,
+    TokenReview,
+    TokenReviewSpec,
+)
+
+BEARER = "Bearer "
+REMEMBERED = 256
+REMEMBERED_S = 120.0
+
+Refusal = tuple[int, str]
+
+
+def refusal_of(cluster: Cluster, authorization: str, path: str) -> Refusal | None:
+    """Say why somebody may not get a path: HTTP status and words; None if he may."""
+    if not authorization.startswith(BEARER):
+        return 401, "send a bearer token: Authorization: Bearer ..."
+    try:
+        asked = TokenReview(spec=TokenReviewSpec(authorization.removeprefix(BEARER).strip()))
+        who = cluster.create(TOKEN_REVIEWS, asked).status
+        if not who.authenticated:
+            return 401, "this token is not known to the cluster"
+        spec = AccessReviewSpec(who.user.username, list(who.user.groups), NonResourceAttributes(path, "get"))
+        if not cluster.create(ACCESS_REVIEWS, AccessReview(spec=spec)).status.allowed:
+            return 403, f"{who.user.username} may not get {path}: that takes a ClusterRole on this nonResourceURL"
+    except ApiError as refused:
+        return 403, f"the cluster does not tell who this is: {refused}"
+    return None
+
+
+class Doorkeeper:
+    """Remembers for a while who may: whoever measures comes again and again, on every node of a cluster."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._clock = cluster, clock
+        # Guards what is remembered; the API server is asked outside of it.
+        self._lock = threading.Lock()
+        self._let_in: OrderedDict[str, float] = OrderedDict()
+
+    def refusal_of(self, authorization: str, path: str) -> Refusal | None:
+        """Say why somebody may not get a path; None if he may, or might a moment ago."""
+        key = hashlib.sha256(f"{path}\0{authorization}".encode()).hexdigest()
+        with self._lock:
+            if self._clock() - self._let_in.get(key, -REMEMBERED_S) < REMEMBERED_S:
+                return None
+        refusal = refusal_of(self._cluster, authorization, path)
+        if refusal is None:
+            with self._lock:
+                self._let_in[key] = self._clock()
+                self._let_in.move_to_end(key)
+                if len(self._let_in) > REMEMBERED:
+                    self._let_in.popitem(last=False)
+        return refusal

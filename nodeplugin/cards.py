@@ -1,0 +1,151 @@
+"""The cards of this node, as the driver shows them."""
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, field
+
+from vcuda.inventory import Gpu
+from vcuda.model import parse_model
+
+UNKNOWN_MODEL = "unknown"
+MISSING = "the driver does not show it any more"
+
+
+class Card(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One card, or one MIG device of a card: then `parent` is the card's uuid, and the instances say which part.
+
+    `minor` is the number of its device node, which is not its index. `memory_mib` is 0 where the driver does not say.
+    """
+
+    uuid: str
+    index: int
+    minor: int
+    product: str
+    memory_mib: int = field(name="memoryMiB", default=0)
+    capability: str = ""
+    numa: int | None = None
+    bus_id: str = ""
+    links: dict[str, str] = {}
+    parent: str = ""
+    gpu_instance: int = -1
+    compute_instance: int = -1
+
+    @property
+    def model(self) -> str:
+        """The product's name without its brand."""
+        try:
+            return parse_model(self.product).name
+        except ValueError:
+            return UNKNOWN_MODEL
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a part of a card."""
+        return bool(self.parent)
+
+    def units(self, unit_mib: int) -> int:
+        """Count the memory units it offers; one where nobody knows, by which it can be asked for as a whole."""
+        return self.memory_mib // unit_mib or 1
+
+
+class Condition(Struct, frozen=True):
+    """How a card is: what is wrong with it, if anything, and why it takes no new containers."""
+
+    fault: str = ""
+    cordon: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its containers can work."""
+        return not self.fault
+
+    @property
+    def closed(self) -> str:
+        """Why it takes nothing new; empty if it does."""
+        return self.fault or self.cordon
+
+
+WELL = Condition()
+
+
+def published(card: Card, condition: Condition, isolation: str) -> Gpu:
+    """Write a card as it is published."""
+    return Gpu(
+        uuid=card.uuid,
+        index=card.index,
+        model=card.model,
+        memory_mib=card.memory_mib,
+        healthy=condition.healthy,
+        isolation=isolation,
+        numa=card.numa,
+        links=card.links,
+        minor=card.minor,
+        capability=card.capability,
+        cordoned=bool(condition.cordon),
+        reason=condition.closed,
+    )
+
+
+class Fleet:
+    """All cards of this node and how each is. Those that were there once and are missing now are sick."""
+
+    def __init__(self, known: Iterable[Card] = ()) -> None:
+        # Guards cards and conditions, which are read together.
+        self._lock = threading.Lock()
+        self._cards = {card.uuid: card for card in known}
+        self._faults: dict[str, str] = dict.fromkeys(self._cards, MISSING)
+        self._cordons: dict[str, str] = {}
+
+    def found(self, cards: Iterable[Card]) -> None:
+        """Take over what the driver shows now."""
+        with self._lock:
+            there = {card.uuid: card for card in cards}
+            for uuid in self._cards.keys() - there.keys():
+                self._faults[uuid] = MISSING
+            for uuid in there:
+                if self._faults.get(uuid) == MISSING:
+                    del self._faults[uuid]
+            self._cards |= there
+
+    def forget(self, uuids: Iterable[str]) -> None:
+        """Drop cards that are gone for good."""
+        with self._lock:
+            for uuid in uuids:
+                self._cards.pop(uuid, None)
+                self._faults.pop(uuid, None)
+
+    def fault(self, uuid: str, why: str) -> bool:
+        """Note what is wrong with a card, or that nothing is; tells whether that is news."""
+        with self._lock:
+            before = self._faults.get(uuid, "")
+            if why:
+                self._faults[uuid] = why
+            else:
+                self._faults.pop(uuid, None)
+            return before != why
+
+    def cordon(self, cordons: Mapping[str, str]) -> bool:
+        """Note which cards take nothing new, and why; tells whether that is news."""
+        with self._lock:
+            before, self._cordons = self._cordons, dict(cordons)
+            return before != self._cordons
+
+    def cards(self) -> tuple[Card, ...]:
+        """Give all cards, in the order of their indexes."""
+        with self._lock:
+            return tuple(sorted(self._cards.values(), key=lambda card: (card.index, card.uuid)))
+
+    def get(self, uuid: str) -> Card | None:
+        """Look a card up."""
+        with self._lock:
+            return self._cards.get(uuid)
+
+    def condition(self, uuid: str) -> Condition:
+        """Say how a card is."""
+        with self._lock:
+            return Condition(self._faults.get(uuid, ""), self._cordons.get(uuid, ""))
+
+    def gpus(self, isolation: str = "none") -> tuple[Gpu, ...]:
+        """Give all cards as they are published."""
+        return tuple(published(card, self.condition(card.uuid), isolation) for card in self.cards())

@@ -1,0 +1,608 @@
+/* A stand-in for libnvidia-ml.so.1 on machines without GPUs.
+ *
+ * It answers NVML's calls from a YAML file, `gpus.yaml` beside the library or $QUOTIENT_FAKE_GPUS, read again whenever
+ * it changes: a card that is marked as lost in the file is lost in the next call. What the file may say stands in
+ * `nodeplugin/fake/gpus.yaml`. Of YAML it reads block and flow mappings and sequences of plain or quoted scalars.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, UNKNOWN = 999
+};
+static const struct { const char *name; int code; } ERRORS[] = {
+    {"uninitialized", UNINITIALIZED}, {"not_supported", NOT_SUPPORTED}, {"no_permission", NO_PERMISSION},
+    {"not_found", NOT_FOUND}, {"driver_not_loaded", DRIVER_NOT_LOADED}, {"timeout", TIMEOUT},
+    {"gpu_is_lost", GPU_IS_LOST}, {"unknown", UNKNOWN}};
+static const struct { const char *name; unsigned level; } PATHS[] = {
+    {"board", 0}, {"pix", 10}, {"pxb", 20}, {"phb", 30}, {"node", 40}, {"sys", 50}};
+
+#define MAX_CARDS 64
+#define MAX_MIG 8
+#define MAX_DEPTH 16
+#define MAX_PATH 256
+#define XID_EVENT 8ULL
+
+/* What the file says, as paths and values: cards[0].uuid, GPU-1. */
+struct fact { char *path, *value; };
+static struct fact *facts;
+static size_t fact_count, fact_room;
+static struct timespec read_at;
+static ino_t read_inode;
+static int initialized;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct handle { int card, mig; };
+static struct handle handles[MAX_CARDS][MAX_MIG + 1];
+
+static void add(const char *path, const char *start, size_t length) {
+    if (fact_count == fact_room) {
+        fact_room = fact_room ? 2 * fact_room : 256;
+        facts = realloc(facts, fact_room * sizeof *facts);
+    }
+    while (length && (start[length - 1] == ' ' || start[length - 1] == '\t' || start[length - 1] == '\r')) length--;
+    if (length > 1 && (*start == '"' || *start == '\'') && start[length - 1] == *start) start++, length -= 2;
+    facts[fact_count].path = strdup(path);
+    facts[fact_count++].value = strndup(start, length);
+}
+
+static const char *skip(const char *at) {
+    while (*at == ' ' || *at == '\t') at++;
+    return at;
+}
+
+static const char *end_of_scalar(const char *at, const char *stops) {
+    if (*at == '"' || *at == '\'') {
+        const char *end = strchr(at + 1, *at);
+        return end ? end + 1 : at + strlen(at);
+    }
+    while (*at && !strchr(stops, *at)) at++;
+    return at;
+}
+
+static const char *flow(const char *path, const char *at) {
+    char inner[MAX_PATH];
+    at = skip(at);
+    if (*at == '[') {
+        int number = 0;
+        for (at = skip(at + 1); *at && *at != ']';) {
+            snprintf(inner, sizeof inner, "%s[%d]", path, number++);
+            at = skip(flow(inner, at));
+            if (*at == ',') at = skip(at + 1);
+        }
+        return *at ? at + 1 : at;
+    }
+    if (*at == '{') {
+        for (at = skip(at + 1); *at && *at != '}';) {
+            const char *key = at, *end = end_of_scalar(at, ":,}");
+            int quoted = *key == '"' || *key == '\'';
+            snprintf(inner, sizeof inner, "%s%s%.*s", path, *path ? "." : "", (int)(end - key) - 2 * quoted, key + quoted);
+            at = skip(end);
+            at = *at == ':' ? skip(flow(inner, at + 1)) : at;
+            if (*at == ',') at = skip(at + 1);
+        }
+        return *at ? at + 1 : at;
+    }
+    const char *end = end_of_scalar(at, ",]}");
+    add(path, at, (size_t)(end - at));
+    return end;
+}
+
+struct level { int indent, is_sequence, count; char path[MAX_PATH]; };
+static struct level levels[MAX_DEPTH];
+static int depth;
+static char pending[MAX_PATH];
+
+static struct level *enter(int indent, int is_sequence) {
+    while (depth > 1 && (levels[depth - 1].indent > indent ||
+                         (levels[depth - 1].indent == indent && levels[depth - 1].is_sequence && !is_sequence)))
+        depth--;
+    struct level *top = &levels[depth - 1];
+    if ((top->indent < indent || (is_sequence && !top->is_sequence)) && depth < MAX_DEPTH) {
+        top = &levels[depth++];
+        top->indent = indent, top->is_sequence = is_sequence, top->count = 0;
+        snprintf(top->path, sizeof top->path, "%s", pending);
+    }
+    return top;
+}
+
+static void block(const char *line, int indent) {
+    char path[MAX_PATH];
+    if (*line == '-' && (line[1] == ' ' || !line[1])) {
+        struct level *top = enter(indent, 1);
+        snprintf(path, sizeof path, "%.200s[%d]", top->path, top->count++);
+        const char *rest = skip(line + 1);
+        snprintf(pending, sizeof pending, "%s", path);
+        if (!*rest) return;
+        const char *end = end_of_scalar(rest, ":");
+        if (*rest == '[' || *rest == '{') flow(path, rest);
+        else if (*end == ':' && (end[1] == ' ' || !end[1])) block(rest, indent + (int)(rest - line));
+        else add(path, rest, strlen(rest));
+        return;
+    }
+    struct level *top = enter(indent, 0);
+    const char *end = end_of_scalar(line, ":");
+    if (*end != ':') return;
+    int quoted = *line == '"' || *line == '\'';
+    snprintf(path, sizeof path, "%.180s%s%.*s", top->path, *top->path ? "." : "", (int)(end - line) - 2 * quoted, line + quoted);
+    const char *rest = skip(end + 1);
+    if (!*rest) snprintf(pending, sizeof pending, "%s", path);
+    else if (*rest == '[' || *rest == '{') flow(path, rest);
+    else add(path, rest, strlen(rest));
+}
+
+static void strip_comment(char *line) {
+    char quote = 0;
+    for (char *at = line; *at; at++) {
+        if (quote) quote = *at == quote ? 0 : quote;
+        else if (*at == '"' || *at == '\'') quote = *at;
+        else if (*at == '#' && (at == line || at[-1] == ' ' || at[-1] == '\t')) { *at = 0; return; }
+    }
+}
+
+static void parse(char *text) {
+    for (size_t number = 0; number < fact_count; number++) free(facts[number].path), free(facts[number].value);
+    fact_count = 0;
+    depth = 1;
+    memset(levels, 0, sizeof levels);
+    pending[0] = 0;
+    char *state = NULL;
+    for (char *line = strtok_r(text, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
+        strip_comment(line);
+        char *start = line + strspn(line, " ");
+        char *end = start + strlen(start);
+        while (end > start && (end[-1] == ' ' || end[-1] == '\r')) *--end = 0;
+        if (*start && strcmp(start, "---")) block(start, (int)(start - line));
+    }
+}
+
+static const char *file(void) {
+    static char path[4096];
+    const char *named = getenv("QUOTIENT_FAKE_GPUS");
+    if (named && *named) return named;
+    Dl_info here;
+    if (!*path && dladdr((void *)file, &here)) {
+        snprintf(path, sizeof path - 16, "%s", here.dli_fname);
+        char *slash = strrchr(path, '/');
+        strcpy(slash ? slash + 1 : path, "gpus.yaml");
+    }
+    return path;
+}
+
+/* Read the file if it is another one than before; the lock is held. */
+static int load(void) {
+    struct stat now;
+    if (stat(file(), &now)) return DRIVER_NOT_LOADED;
+    if (now.st_ino == read_inode && now.st_mtim.tv_sec == read_at.tv_sec && now.st_mtim.tv_nsec == read_at.tv_nsec)
+        return SUCCESS;
+    FILE *stream = fopen(file(), "r");
+    if (!stream) return DRIVER_NOT_LOADED;
+    char *text = calloc(1, (size_t)now.st_size + 1);
+    size_t got = fread(text, 1, (size_t)now.st_size, stream);
+    text[got] = 0;
+    fclose(stream);
+    parse(text);
+    free(text);
+    read_at = now.st_mtim, read_inode = now.st_ino;
+    return SUCCESS;
+}
+
+__attribute__((format(printf, 1, 2))) static const char *get(const char *format, ...) {
+    char path[MAX_PATH];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(path, sizeof path, format, arguments);
+    va_end(arguments);
+    for (size_t number = 0; number < fact_count; number++)
+        if (!strcmp(facts[number].path, path)) return facts[number].value;
+    return NULL;
+}
+
+static int has(const char *prefix) {
+    size_t length = strlen(prefix);
+    for (size_t number = 0; number < fact_count; number++)
+        if (!strncmp(facts[number].path, prefix, length)) return 1;
+    return 0;
+}
+
+static int count_of(const char *list) {
+    char path[MAX_PATH];
+    for (int number = 0;; number++) {
+        snprintf(path, sizeof path, "%s[%d]", list, number);
+        if (!has(path)) return number;
+    }
+}
+
+static unsigned long long number(const char *value, unsigned long long otherwise) {
+    return value && *value ? strtoull(value, NULL, 0) : otherwise;
+}
+
+static int truth(const char *value) { return value && (!strcmp(value, "true") || !strcmp(value, "1")); }
+
+static int error_named(const char *value) {
+    if (!value) return SUCCESS;
+    for (size_t each = 0; each < sizeof ERRORS / sizeof *ERRORS; each++)
+        if (!strcmp(ERRORS[each].name, value)) return ERRORS[each].code;
+    return (int)number(value, UNKNOWN);
+}
+
+static void linger(const char *milliseconds) {
+    if (milliseconds) usleep((useconds_t)(1000 * number(milliseconds, 0)));
+}
+
+/* Begin a call: take the lock, read the file, and find out whether the call is to fail. */
+static int begin(const char *call) {
+    pthread_mutex_lock(&lock);
+    int wrong = initialized ? load() : UNINITIALIZED;
+    return wrong ? wrong : error_named(get("failures.%s", call));
+}
+
+static int begin_device(const struct handle *device, const char *call) {
+    int wrong = begin(call);
+    if (wrong) return wrong;
+    if (!device || device < &handles[0][0] || device >= &handles[MAX_CARDS][0]) return INVALID_ARGUMENT;
+    linger(get("cards[%d].delayMs", device->card));
+    if (device->card >= count_of("cards") || truth(get("cards[%d].lost", device->card))) return GPU_IS_LOST;
+    return error_named(get("cards[%d].failures.%s", device->card, call));
+}
+
+static int done(int result) {
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static int text(char *target, unsigned length, const char *value) {
+    if (!value) return NOT_SUPPORTED;
+    if (strlen(value) >= length) return INSUFFICIENT_SIZE;
+    strcpy(target, value);
+    return SUCCESS;
+}
+
+static const char *of(const struct handle *device, const char *name) {
+    return device->mig < 0 ? get("cards[%d].%s", device->card, name)
+                           : get("cards[%d].mig[%d].%s", device->card, device->mig, name);
+}
+
+#define WITH_DEVICE(call) int wrong = begin_device(device, call); if (wrong) return done(wrong)
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    int wrong = load();
+    if (!wrong) wrong = error_named(get("failures.init"));
+    if (!wrong) {
+        initialized++;
+        for (int card = 0; card < MAX_CARDS; card++)
+            for (int mig = 0; mig <= MAX_MIG; mig++) handles[card][mig] = (struct handle){card, mig - 1};
+    }
+    return done(wrong);
+}
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlInit(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) {
+    pthread_mutex_lock(&lock);
+    if (initialized) initialized--;
+    return done(SUCCESS);
+}
+
+const char *nvmlErrorString(int result) {
+    for (size_t each = 0; each < sizeof ERRORS / sizeof *ERRORS; each++)
+        if (ERRORS[each].code == result) return ERRORS[each].name;
+    return result ? "failed" : "success";
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    int wrong = begin("driverVersion");
+    const char *said = get("driver");
+    return done(wrong ? wrong : text(version, length, said ? said : "550.54.15"));
+}
+int nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+    int wrong = begin("nvmlVersion");
+    return done(wrong ? wrong : text(version, length, "12.550.54.15"));
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    int wrong = begin("cudaVersion");
+    if (!wrong) *version = (int)number(get("cuda"), 12040);
+    return done(wrong);
+}
+int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    int wrong = begin("count");
+    if (!wrong) *count = (unsigned)count_of("cards");
+    return done(wrong);
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct handle **device) {
+    int wrong = begin("handle");
+    if (!wrong && index >= (unsigned)count_of("cards")) wrong = INVALID_ARGUMENT;
+    if (!wrong && truth(get("cards[%u].lost", index))) wrong = GPU_IS_LOST;
+    if (!wrong) *device = &handles[index][0];
+    return done(wrong);
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device) {
+    int wrong = begin("handle");
+    if (wrong) return done(wrong);
+    for (int card = 0; card < count_of("cards"); card++) {
+        const char *found = get("cards[%d].uuid", card);
+        if (found && !strcmp(found, uuid)) {
+            *device = &handles[card][0];
+            return done(truth(get("cards[%d].lost", card)) ? GPU_IS_LOST : SUCCESS);
+        }
+        for (int mig = 0; mig < MAX_MIG; mig++) {
+            found = get("cards[%d].mig[%d].uuid", card, mig);
+            if (found && !strcmp(found, uuid)) {
+                *device = &handles[card][mig + 1];
+                return done(SUCCESS);
+            }
+        }
+    }
+    return done(NOT_FOUND);
+}
+
+int nvmlDeviceGetUUID(struct handle *device, char *uuid, unsigned length) {
+    WITH_DEVICE("uuid");
+    return done(text(uuid, length, of(device, "uuid")));
+}
+int nvmlDeviceGetName(struct handle *device, char *name, unsigned length) {
+    WITH_DEVICE("name");
+    const char *product = get("cards[%d].product", device->card), *profile = of(device, "profile");
+    char both[256];
+    snprintf(both, sizeof both, device->mig < 0 ? "%s" : "%s MIG %s", product ? product : "NVIDIA T4", profile ? profile : "");
+    return done(text(name, length, both));
+}
+int nvmlDeviceGetIndex(struct handle *device, unsigned *index) {
+    WITH_DEVICE("index");
+    *index = (unsigned)device->card;
+    return done(SUCCESS);
+}
+int nvmlDeviceGetMinorNumber(struct handle *device, unsigned *minor) {
+    WITH_DEVICE("minor");
+    *minor = (unsigned)number(get("cards[%d].minor", device->card), (unsigned)device->card);
+    return done(SUCCESS);
+}
+int nvmlDeviceGetCudaComputeCapability(struct handle *device, int *major, int *minor) {
+    WITH_DEVICE("capability");
+    const char *said = get("cards[%d].capability", device->card);
+    return done(sscanf(said ? said : "8.0", "%d.%d", major, minor) == 2 ? SUCCESS : UNKNOWN);
+}
+
+struct memory { unsigned long long total, free, used; };
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+static int memory(struct handle *device, struct memory *found) {
+    const char *said = of(device, "memoryMiB");
+    if (!said) return NOT_SUPPORTED;
+    unsigned long long used = number(of(device, "usedMiB"), 0);
+    for (int each = 0; device->mig < 0 && get("cards[%d].processes[%d].pid", device->card, each); each++)
+        used += number(get("cards[%d].processes[%d].memoryMiB", device->card, each), 0);
+    found->total = number(said, 0) << 20, found->used = used << 20;
+    found->free = found->total > found->used ? found->total - found->used : 0;
+    return SUCCESS;
+}
+int nvmlDeviceGetMemoryInfo(struct handle *device, struct memory *found) {
+    WITH_DEVICE("memory");
+    return done(memory(device, found));
+}
+int nvmlDeviceGetMemoryInfo_v2(struct handle *device, struct memory_v2 *found) {
+    WITH_DEVICE("memory");
+    struct memory plain = {0, 0, 0};
+    wrong = memory(device, &plain);
+    found->total = plain.total, found->reserved = 0, found->free = plain.free, found->used = plain.used;
+    return done(wrong);
+}
+
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+static int pci(int card, struct pci *found) {
+    char otherwise[32];
+    snprintf(otherwise, sizeof otherwise, "00000000:%02X:00.0", card + 1);
+    const char *said = get("cards[%d].bus", card);
+    memset(found, 0, sizeof *found);
+    snprintf(found->bus_id, sizeof found->bus_id, "%s", said ? said : otherwise);
+    snprintf(found->legacy, sizeof found->legacy, "%.15s", found->bus_id + 4);
+    sscanf(found->bus_id, "%x:%x:%x", &found->domain, &found->bus, &found->device);
+    return SUCCESS;
+}
+int nvmlDeviceGetPciInfo_v3(struct handle *device, struct pci *found) {
+    WITH_DEVICE("pci");
+    return done(pci(device->card, found));
+}
+int nvmlDeviceGetNumaNodeId(struct handle *device, unsigned *node) {
+    WITH_DEVICE("numa");
+    const char *said = get("cards[%d].numa", device->card);
+    *node = (unsigned)number(said, 0);
+    return done(said ? SUCCESS : NOT_SUPPORTED);
+}
+
+/* Links between two cards: links: [{a: 0, b: 1, nvlink: 4, path: pix}]. */
+static const char *link_of(int one, int other, const char *what) {
+    for (int each = 0; get("links[%d].a", each); each++) {
+        int a = (int)number(get("links[%d].a", each), 0), b = (int)number(get("links[%d].b", each), 0);
+        if ((a == one && b == other) || (a == other && b == one)) return get("links[%d].%s", each, what);
+    }
+    return NULL;
+}
+int nvmlDeviceGetTopologyCommonAncestor(struct handle *device, struct handle *other, unsigned *level) {
+    WITH_DEVICE("topology");
+    const char *path = link_of(device->card, other->card, "path");
+    const char *mine = get("cards[%d].numa", device->card), *its = get("cards[%d].numa", other->card);
+    *level = mine && its && !strcmp(mine, its) ? 40 : 50;
+    for (size_t each = 0; path && each < sizeof PATHS / sizeof *PATHS; each++)
+        if (!strcmp(PATHS[each].name, path)) *level = PATHS[each].level;
+    return done(SUCCESS);
+}
+/* The links of a card are numbered through its peers, in their order; behind an NVSwitch all go to the switch. */
+static int peer_of(int card, unsigned link, int *peer) {
+    unsigned before = (unsigned)number(get("cards[%d].nvswitchLinks", card), 0);
+    if (link < before) return *peer = -1, 1;
+    for (int other = 0; other < count_of("cards"); other++) {
+        unsigned links = other == card ? 0 : (unsigned)number(link_of(card, other, "nvlink"), 0);
+        if (link < before + links) return *peer = other, 1;
+        before += links;
+    }
+    return 0;
+}
+int nvmlDeviceGetNvLinkState(struct handle *device, unsigned link, unsigned *active) {
+    WITH_DEVICE("nvlink");
+    int peer, any = has("links[0].nvlink") || get("cards[%d].nvswitchLinks", device->card);
+    *active = (unsigned)peer_of(device->card, link, &peer);
+    return done(*active ? SUCCESS : any && link < 18 ? SUCCESS : NOT_SUPPORTED);
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct handle *device, unsigned link, struct pci *found) {
+    WITH_DEVICE("nvlink");
+    int peer;
+    if (!peer_of(device->card, link, &peer)) return done(NOT_SUPPORTED);
+    if (peer >= 0) return done(pci(peer, found));
+    memset(found, 0, sizeof *found);
+    strcpy(found->bus_id, "00000000:C0:00.0");
+    return done(SUCCESS);
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(struct handle *device, unsigned link, unsigned *type) {
+    WITH_DEVICE("nvlink");
+    int peer;
+    if (!peer_of(device->card, link, &peer)) return done(NOT_SUPPORTED);
+    *type = peer >= 0 ? 0 : 2;
+    return done(SUCCESS);
+}
+
+int nvmlDeviceGetMigMode(struct handle *device, unsigned *current, unsigned *coming) {
+    WITH_DEVICE("mig");
+    if (!truth(get("cards[%d].migCapable", device->card)) && !get("cards[%d].mig[0].uuid", device->card) &&
+        !truth(get("cards[%d].migMode", device->card)))
+        return done(NOT_SUPPORTED);
+    *current = *coming = get("cards[%d].mig[0].uuid", device->card) || truth(get("cards[%d].migMode", device->card));
+    return done(SUCCESS);
+}
+int nvmlDeviceGetMaxMigDeviceCount(struct handle *device, unsigned *count) {
+    WITH_DEVICE("mig");
+    *count = MAX_MIG;
+    return done(SUCCESS);
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(struct handle *device, unsigned index, struct handle **found) {
+    WITH_DEVICE("mig");
+    if (index >= MAX_MIG || !get("cards[%d].mig[%u].uuid", device->card, index)) return done(NOT_FOUND);
+    *found = &handles[device->card][index + 1];
+    return done(SUCCESS);
+}
+int nvmlDeviceGetGpuInstanceId(struct handle *device, unsigned *id) {
+    WITH_DEVICE("mig");
+    *id = (unsigned)number(of(device, "gi"), 0);
+    return done(device->mig < 0 ? NOT_SUPPORTED : SUCCESS);
+}
+int nvmlDeviceGetComputeInstanceId(struct handle *device, unsigned *id) {
+    WITH_DEVICE("mig");
+    *id = (unsigned)number(of(device, "ci"), 0);
+    return done(device->mig < 0 ? NOT_SUPPORTED : SUCCESS);
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct handle *device, struct handle **found) {
+    WITH_DEVICE("mig");
+    *found = &handles[device->card][0];
+    return done(SUCCESS);
+}
+int nvmlDeviceIsMigDeviceHandle(struct handle *device, unsigned *is) {
+    WITH_DEVICE("mig");
+    *is = device->mig >= 0;
+    return done(SUCCESS);
+}
+
+struct process { unsigned pid; unsigned long long used; unsigned gi, ci; };
+int nvmlDeviceGetComputeRunningProcesses_v3(struct handle *device, unsigned *count, struct process *found) {
+    WITH_DEVICE("processes");
+    unsigned there = 0;
+    while (get("cards[%d].processes[%u].pid", device->card, there)) there++;
+    unsigned room = *count;
+    *count = there;
+    if (there > room) return done(INSUFFICIENT_SIZE);
+    for (unsigned each = 0; each < there; each++)
+        found[each] = (struct process){
+            (unsigned)number(get("cards[%d].processes[%u].pid", device->card, each), 0),
+            number(get("cards[%d].processes[%u].memoryMiB", device->card, each), 0) << 20, 0xFFFFFFFF, 0xFFFFFFFF};
+    return done(SUCCESS);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct handle *device, unsigned *count, struct process *found) {
+    (void)found;
+    WITH_DEVICE("processes");
+    *count = 0;
+    return done(SUCCESS);
+}
+struct sample { unsigned pid; unsigned long long at; unsigned sm, mem, enc, dec; };
+int nvmlDeviceGetProcessUtilization(struct handle *device, struct sample *found, unsigned *count, unsigned long long since) {
+    WITH_DEVICE("processUtilization");
+    unsigned there = 0;
+    while (get("cards[%d].processes[%u].pid", device->card, there)) there++;
+    unsigned room = found ? *count : 0;
+    *count = there;
+    if (!there) return done(NOT_FOUND);
+    if (there > room) return done(INSUFFICIENT_SIZE);
+    for (unsigned each = 0; each < there; each++)
+        found[each] = (struct sample){
+            (unsigned)number(get("cards[%d].processes[%u].pid", device->card, each), 0), since + 1,
+            (unsigned)number(get("cards[%d].processes[%u].sm", device->card, each), 0), 0, 0, 0};
+    return done(SUCCESS);
+}
+int nvmlDeviceGetUtilizationRates(struct handle *device, unsigned found[2]) {
+    WITH_DEVICE("utilization");
+    found[0] = (unsigned)number(get("cards[%d].utilization", device->card), 0), found[1] = 0;
+    return done(SUCCESS);
+}
+int nvmlDeviceGetTemperature(struct handle *device, unsigned sensor, unsigned *degrees) {
+    (void)sensor;
+    WITH_DEVICE("temperature");
+    *degrees = (unsigned)number(get("cards[%d].temperature", device->card), 40);
+    return done(SUCCESS);
+}
+int nvmlDeviceGetPowerUsage(struct handle *device, unsigned *milliwatts) {
+    WITH_DEVICE("power");
+    *milliwatts = (unsigned)number(get("cards[%d].powerW", device->card), 50) * 1000;
+    return done(SUCCESS);
+}
+
+/* Events: the file's list grows, and every set hears of what was added since it was made. */
+struct set { int told; unsigned long long cards; };
+int nvmlEventSetCreate(struct set **set) {
+    int wrong = begin("events");
+    if (!wrong) {
+        *set = calloc(1, sizeof **set);
+        (*set)->told = count_of("events");
+    }
+    return done(wrong);
+}
+int nvmlEventSetFree(struct set *set) {
+    free(set);
+    return SUCCESS;
+}
+int nvmlDeviceGetSupportedEventTypes(struct handle *device, unsigned long long *types) {
+    WITH_DEVICE("events");
+    *types = XID_EVENT;
+    return done(SUCCESS);
+}
+int nvmlDeviceRegisterEvents(struct handle *device, unsigned long long types, struct set *set) {
+    WITH_DEVICE("events");
+    if (types & XID_EVENT) set->cards |= 1ULL << device->card;
+    return done(SUCCESS);
+}
+struct event { struct handle *device; unsigned long long type, data; unsigned gi, ci; };
+int nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_ms) {
+    for (unsigned waited = 0;; waited += 50) {
+        int wrong = begin("wait");
+        if (wrong) return done(wrong);
+        while (set->told < count_of("events")) {
+            int card = (int)number(get("events[%d].card", set->told), 0);
+            unsigned long long xid = number(get("events[%d].xid", set->told), 0);
+            set->told++;
+            if (card < 0 || card >= MAX_CARDS || !(set->cards >> card & 1)) continue;
+            *event = (struct event){&handles[card][0], XID_EVENT, xid, 0xFFFFFFFF, 0xFFFFFFFF};
+            return done(SUCCESS);
+        }
+        done(SUCCESS);
+        if (waited >= timeout_ms) return TIMEOUT;
+        usleep(50000);
+    }
+}

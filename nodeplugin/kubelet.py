@@ -1,0 +1,171 @@
+"""The kubelet of this node: what it says of its containers' devices, and what it wrote down."""
+
+import base64
+import random
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import msgspec
+from google.protobuf.message import DecodeError
+from msgspec import Struct, field
+
+from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
+from nodeplugin.proto import deviceplugin_v1beta1_pb2_grpc as api_grpc
+from nodeplugin.proto import podresources_v1_pb2 as resources
+from nodeplugin.proto import podresources_v1_pb2_grpc as resources_grpc
+
+VERSION = "v1beta1"
+CHECKPOINT = "kubelet_internal_checkpoint"
+SOCKET = "kubelet.sock"
+# It answers 100 calls a second, 10 at once, and refuses more: whoever else asks may have used them up.
+TRIES = 5
+RETRY_S = 0.02
+CALL_S = 2.0
+REGISTER_S = 10.0
+
+T = TypeVar("T")
+
+
+class KubeletError(Exception):
+    """The kubelet does not answer."""
+
+
+class Holding(Struct, frozen=True):
+    """A container with devices, as the kubelet lists it: ids by resource."""
+
+    namespace: str
+    pod: str
+    container: str
+    ids: dict[str, frozenset[str]]
+
+
+class Kept(Struct, frozen=True):
+    """What the kubelet keeps for a container and a resource: the ids, and the answer it got for them."""
+
+    uid: str
+    container: str
+    resource: str
+    ids: frozenset[str]
+    answer: api.ContainerAllocateResponse
+
+
+class Entry(Struct, frozen=True):
+    """An entry of the kubelet's own file; older ones list ids without NUMA nodes."""
+
+    uid: str = field(name="PodUID")
+    container: str = field(name="ContainerName")
+    resource: str = field(name="ResourceName")
+    ids: dict[str, list[str] | None] | list[str] | None = field(name="DeviceIDs", default=None)
+    answer: str | None = field(name="AllocResp", default=None)
+
+
+class Data(Struct, frozen=True):
+    """All entries."""
+
+    entries: list[Entry] | None = field(name="PodDeviceEntries", default=None)
+
+
+class Checkpoint(Struct, frozen=True):
+    """The kubelet's file, as far as it concerns us."""
+
+    data: Data = field(name="Data")
+
+
+class Kubelet:
+    """Asks the kubelet over its sockets, and reads its file."""
+
+    def __init__(self, plugins: Path, pod_resources: Path) -> None:
+        self.plugins = plugins
+        self.socket = plugins / SOCKET
+        # The kubelet, and strict servers with it, want a host name where there is none.
+        options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 64 * 2**20)]
+        self._channel = grpc.insecure_channel(f"unix://{pod_resources}", options)
+        self._lister = resources_grpc.PodResourcesListerStub(self._channel)
+
+    def close(self) -> None:
+        """End."""
+        self._channel.close()
+
+    def register(self, endpoint: str, resource: str) -> None:
+        """Offer a resource; the kubelet calls back before it answers."""
+        with grpc.insecure_channel(f"unix://{self.socket}", [("grpc.default_authority", "localhost")]) as channel:
+            request = api.RegisterRequest(
+                version=VERSION, endpoint=endpoint, resource_name=resource, options=plugin_options()
+            )
+            try:
+                api_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_S, wait_for_ready=True)
+            except grpc.RpcError as wrong:
+                raise KubeletError(f"{resource} was not registered: {told(wrong)}") from None
+
+    def listed(self) -> list[Holding]:
+        """List what containers hold. Never while an Allocate is being answered: the kubelet would forget that one."""
+        answer = patiently(lambda: self._lister.List(resources.ListPodResourcesRequest(), timeout=CALL_S))
+        return [held for pod in answer.pod_resources for held in holdings_of(pod)]
+
+    def held_by(self, namespace: str, pod: str) -> list[Holding]:
+        """Say what the containers of one pod hold; has no side effect, and is not known to kubelets before 1.34."""
+        request = resources.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
+        return holdings_of(patiently(lambda: self._lister.Get(request, timeout=CALL_S)).pod_resources)
+
+    def kept(self) -> list[Kept]:
+        """Read what the kubelet wrote down; nothing if that is not there or cannot be read."""
+        try:
+            found = msgspec.json.decode((self.plugins / CHECKPOINT).read_bytes(), type=Checkpoint)
+        except (OSError, msgspec.MsgspecError, UnicodeError):
+            return []
+        return [kept_of(entry) for entry in found.data.entries or ()]
+
+    def identity(self) -> tuple[int, int, int] | None:
+        """Tell one kubelet's socket from the next one's; None while there is none."""
+        with suppress(OSError):
+            found = self.socket.stat()
+            return found.st_dev, found.st_ino, found.st_ctime_ns
+        return None
+
+
+def plugin_options() -> api.DevicePluginOptions:
+    """Say what the kubelet should ask us."""
+    return api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Ask, and ask again where the kubelet has been asked too often."""
+    for remaining in reversed(range(TRIES)):
+        try:
+            return ask()
+        except grpc.RpcError as wrong:
+            is_busy = wrong.code() in {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+            if not is_busy or not remaining:
+                raise KubeletError(told(wrong)) from None
+            time.sleep(RETRY_S * random.uniform(1, 2))
+    raise KubeletError("not asked")
+
+
+def told(wrong: grpc.RpcError) -> str:
+    """Say what a call failed with."""
+    return f"{wrong.code().name}: {wrong.details()}"
+
+
+def holdings_of(pod: resources.PodResources) -> list[Holding]:
+    """Read the containers of a pod; ids of one resource may come in several parts."""
+    found = []
+    for container in pod.containers:
+        ids: dict[str, frozenset[str]] = {}
+        for devices in container.devices:
+            ids[devices.resource_name] = ids.get(devices.resource_name, frozenset()) | frozenset(devices.device_ids)
+        found.append(Holding(pod.namespace, pod.name, container.name, ids))
+    return found
+
+
+def kept_of(entry: Entry) -> Kept:
+    """Read one entry; an answer that cannot be read is as good as an empty one."""
+    parts: Iterable[list[str] | None] = entry.ids.values() if isinstance(entry.ids, dict) else [entry.ids]
+    answer = api.ContainerAllocateResponse()
+    with suppress(DecodeError, ValueError):
+        answer.ParseFromString(base64.b64decode(entry.answer or ""))
+    ids = frozenset(each for part in parts for each in part or ())
+    return Kept(entry.uid, entry.container, entry.resource, ids, answer)

@@ -1,0 +1,294 @@
+"""The driver, asked through NVML: which cards there are, how they are, and what runs on them.
+
+A call that the driver does not know or does not allow leaves out what it would have told; only a card that cannot even
+say its name is left out as a whole.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pynvml
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nodeplugin.cards import Card
+
+LIBRARY = "libnvidia-ml.so.1"
+MIB = 2**20
+LEVELS = {0: "board", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
+SWITCH = 2
+MAX_LINKS = 36
+SAMPLES_US = 1_000_000
+DEGREES_SENSOR = 0
+
+T = TypeVar("T")
+
+
+class DriverError(Exception):
+    """The driver cannot be asked; the message says why and what helps."""
+
+
+class Running(Struct, frozen=True):
+    """A process on a card: the memory it has, and its part of the card's time in percent."""
+
+    pid: int
+    memory_mib: int
+    utilization: int
+
+
+class Usage(Struct, frozen=True):
+    """What a card does now; what the driver does not say is None."""
+
+    utilization: int | None = None
+    used_mib: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    processes: tuple[Running, ...] = ()
+
+
+class Event(Struct, frozen=True):
+    """An error that the driver reports; of a card that it cannot name, the uuid is empty."""
+
+    uuid: str
+    xid: int
+
+
+class Driver:
+    """NVML, loaded once. Its calls may be made from any thread, and may take long where the hardware is broken."""
+
+    def __init__(self, library: Path | None = None) -> None:
+        self._library = library
+        self._handles: dict[str, Any] = {}
+        self._addresses: dict[int, str] = {}
+        self._events: Any = None
+        self._log = structlog.get_logger()
+
+    def open(self) -> "Driver":
+        """Begin; a DriverError if there is no driver, or it does not answer."""
+        if pynvml.nvmlLib is None and self._library is not None:
+            try:
+                pynvml.nvmlLib = ctypes.CDLL(str(self._library))
+            except OSError as wrong:
+                raise DriverError(f"{self._library} cannot be loaded: {wrong}") from None
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as wrong:
+            raise DriverError(
+                f"the NVIDIA driver does not answer: {wrong}; is it installed and loaded (nvidia-smi), and is "
+                f"{LIBRARY} in nodePlugin.driverRoot?"
+            ) from None
+        return self
+
+    def close(self) -> None:
+        """End."""
+        self._forget_events()
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+    def version(self) -> str:
+        """Say which driver it is."""
+        return str(answered(pynvml.nvmlSystemGetDriverVersion, "") or "")
+
+    def cards(self) -> tuple[Card, ...]:
+        """Find all cards; those in MIG mode as their parts."""
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as wrong:
+            raise DriverError(f"the NVIDIA driver does not say how many cards there are: {wrong}") from None
+        whole: list[tuple[Card, Any]] = []
+        for index in range(count):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                whole.append((card_at(handle, index), handle))
+            except pynvml.NVMLError as wrong:
+                self._log.warning("card_unreadable", index=index, cause=str(wrong))
+        linked = [(replace(card, links=links_of(card, handle, whole)), handle) for card, handle in whole]
+        found: list[tuple[Card, Any]] = []
+        for card, handle in linked:
+            found += parts_of(card, handle) if in_mig_mode(handle) else [(card, handle)]
+        self._handles = {card.uuid: handle for card, handle in (*linked, *found)}
+        self._addresses = {address(handle): card.uuid for card, handle in linked}
+        return tuple(card for card, _ in found)
+
+    def fault_of(self, card: Card) -> str:
+        """Look whether a card still answers as the one it was; what is wrong, or nothing."""
+        asked = card.parent or card.uuid
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(asked)
+            if pynvml.nvmlDeviceGetUUID(handle) != asked:
+                return "another card answers in its place"
+        except pynvml.NVMLError as wrong:
+            return f"the driver says: {wrong}"
+        self._handles[asked] = handle
+        return ""
+
+    def usage(self, card: Card) -> Usage:
+        """Measure a card."""
+        handle = self._handles.get(card.uuid)
+        if handle is None:
+            return Usage()
+        memory = answered(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), None)
+        rates = answered(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
+        power_mw = answered(lambda: pynvml.nvmlDeviceGetPowerUsage(handle), None)
+        return Usage(
+            utilization=None if rates is None else int(rates.gpu),
+            used_mib=None if memory is None else int(memory.used) // MIB,
+            temperature_c=answered(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, DEGREES_SENSOR)), None),
+            power_w=None if power_mw is None else power_mw / 1000,
+            processes=processes_on(handle),
+        )
+
+    def listen(self, cards: Sequence[Card]) -> None:
+        """Ask to be told of errors on these cards."""
+        self._forget_events()
+        self._events = pynvml.nvmlEventSetCreate()
+        for uuid in sorted({card.parent or card.uuid for card in cards}):
+            handle = self._handles.get(uuid)
+            wanted = pynvml.nvmlEventTypeXidCriticalError
+            supported = answered(lambda: pynvml.nvmlDeviceGetSupportedEventTypes(handle), 0)  # noqa: B023 - asked now
+            if handle is not None and supported & wanted:
+                with suppress(pynvml.NVMLError):
+                    pynvml.nvmlDeviceRegisterEvents(handle, wanted, self._events)
+
+    def wait(self, timeout_s: float) -> Event | None:
+        """Wait for the next error; None if there was none in this time."""
+        if self._events is None:
+            time.sleep(timeout_s)
+            return None
+        try:
+            event = pynvml.nvmlEventSetWait(self._events, int(timeout_s * 1000))
+        except pynvml.NVMLError as wrong:
+            if wrong.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise DriverError(f"the driver does not report errors any more: {wrong}") from None
+        # A card that is lost cannot say its name any more.
+        known = self._addresses.get(address(event.device), "")
+        return Event(known or str(answered(lambda: pynvml.nvmlDeviceGetUUID(event.device), "")), int(event.eventData))
+
+    def _forget_events(self) -> None:
+        if self._events is not None:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._events)
+            self._events = None
+
+
+def address(handle: Any) -> int:  # noqa: ANN401 - an opaque pointer
+    """Tell handles apart."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def answered(ask: Callable[[], T], otherwise: T) -> T:
+    """Ask something that not every driver or card answers."""
+    try:
+        return ask()
+    except pynvml.NVMLError:
+        return otherwise
+
+
+def card_at(handle: Any, index: int) -> Card:  # noqa: ANN401 - an opaque handle of NVML's
+    """Read one card."""
+    memory = answered(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), None)
+    capability = answered(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle), ())
+    pci = answered(lambda: pynvml.nvmlDeviceGetPciInfo(handle), None)
+    bus_id = str(pci.busId) if pci is not None else ""
+    return Card(
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        index=index,
+        minor=answered(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), index),
+        product=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_mib=0 if memory is None else int(memory.total) // MIB,
+        capability=".".join(map(str, capability)),
+        numa=numa_of(handle, bus_id),
+        bus_id=bus_id,
+    )
+
+
+def numa_of(handle: Any, bus_id: str) -> int | None:  # noqa: ANN401
+    """Find the NUMA node that a card is near to: the kernel knows it for all, the driver for some."""
+    domain, _, rest = bus_id.lower().partition(":")
+    file = Path("/sys/bus/pci/devices") / f"{domain[-4:]}:{rest}" / "numa_node"
+    with suppress(OSError, ValueError):
+        node = int(file.read_text())
+        return node if node >= 0 else None
+    node = answered(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(handle)), -1)
+    return node if node >= 0 else None
+
+
+def in_mig_mode(handle: Any) -> bool:  # noqa: ANN401
+    """Tell whether a card is divided by its own hardware."""
+    return bool(answered(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0], 0))
+
+
+def parts_of(card: Card, handle: Any) -> list[tuple[Card, Any]]:  # noqa: ANN401
+    """Read the MIG devices of a card."""
+    found = []
+    for number in range(answered(lambda: int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
+        part = answered(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)  # noqa: B023
+        if part is None:
+            continue
+        memory = answered(lambda: pynvml.nvmlDeviceGetMemoryInfo(part), None)  # noqa: B023
+        made = replace(
+            card,
+            uuid=str(pynvml.nvmlDeviceGetUUID(part)),
+            product=str(pynvml.nvmlDeviceGetName(part)),
+            memory_mib=0 if memory is None else int(memory.total) // MIB,
+            links={},
+            parent=card.uuid,
+            gpu_instance=answered(lambda: int(pynvml.nvmlDeviceGetGpuInstanceId(part)), -1),  # noqa: B023
+            compute_instance=answered(lambda: int(pynvml.nvmlDeviceGetComputeInstanceId(part)), -1),  # noqa: B023
+        )
+        found.append((made, part))
+    return found
+
+
+def links_of(card: Card, handle: Any, others: Sequence[tuple[Card, Any]]) -> dict[str, str]:  # noqa: ANN401
+    """Say how well a card reaches each other one: by NVLink, or over PCIe and the processors."""
+    to_switch, to_card = nvlinks_of(handle)
+    links: dict[str, str] = {}
+    for other, its_handle in others:
+        if other.uuid == card.uuid:
+            continue
+        count = to_card.get(other.bus_id, 0)
+        if to_switch:
+            count += min(to_switch, nvlinks_of(its_handle)[0])
+        level = answered(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, its_handle), None)  # noqa: B023
+        if count:
+            links[other.uuid] = f"nvlink{count}"
+        elif level in LEVELS:
+            links[other.uuid] = LEVELS[level]
+    return links
+
+
+def nvlinks_of(handle: Any) -> tuple[int, dict[str, int]]:  # noqa: ANN401
+    """Count a card's NVLinks that are up: those to a switch, and those to each other card by its bus id."""
+    to_switch, to_card = 0, dict[str, int]()
+    for link in range(MAX_LINKS):
+        try:
+            if not pynvml.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+        except pynvml.NVMLError:
+            break
+        if answered(lambda: pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link), 0) == SWITCH:  # noqa: B023
+            to_switch += 1
+        elif remote := answered(lambda: pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link), None):  # noqa: B023
+            to_card[str(remote.busId)] = to_card.get(str(remote.busId), 0) + 1
+    return to_switch, to_card
+
+
+def processes_on(handle: Any) -> tuple[Running, ...]:  # noqa: ANN401
+    """List the processes on a card, with what each uses."""
+    memory: dict[int, int] = {}
+    none: list[Any] = []
+    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        for process in answered(lambda: ask(handle), none):  # noqa: B023
+            memory[int(process.pid)] = int(process.usedGpuMemory or 0) // MIB
+    since_us = int(time.time() * 1_000_000) - SAMPLES_US
+    busy: dict[int, int] = {}
+    for sample in answered(lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us), none):
+        busy[int(sample.pid)] = max(int(sample.smUtil), busy.get(int(sample.pid), 0))
+    return tuple(Running(pid, mib, busy.get(pid, 0)) for pid, mib in sorted(memory.items()))

@@ -1,0 +1,108 @@
+"""What this node has given to whom, in a file that survives restarts: versioned, checksummed, replaced atomically."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from nodeplugin.cards import Card
+from nodeplugin.offering import Resource
+from vcuda.placement import Slice
+from vcuda.placing import Held
+
+VERSION = 1
+BOOK = "allocations.json"
+
+
+class Allocation(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What one container got: a token that names its folder, and the device ids by which the kubelet knows it."""
+
+    token: str
+    ids: dict[Resource, tuple[str, ...]] = {}
+
+
+class Hold(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What one pod holds: all its containers are placed at once, and then get their share one by one.
+
+    `held` is the most it ever has of each card. `chosen_here` says that nobody else had placed it, or not so.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    placed: dict[str, tuple[Slice, ...]]
+    held: dict[str, Held]
+    containers: dict[str, Allocation] = {}
+    chosen_here: bool = False
+
+    @property
+    def title(self) -> str:
+        """Name its pod."""
+        return f"{self.namespace}/{self.name}"
+
+    def cards_of(self, container: str) -> list[str]:
+        """Name the cards of a container."""
+        return [given.uuid for given in self.placed.get(container, ())]
+
+
+class Book(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """All holds of this node, by pod; and the cards that it had, so that one that is missing can be named."""
+
+    holds: dict[str, Hold] = {}
+    cards: tuple[Card, ...] = ()
+
+
+class File(Struct, frozen=True):
+    """The file: the book as it is written, and its checksum."""
+
+    v: int
+    sha256: str
+    data: msgspec.Raw
+
+
+class BadCheckpoint(Exception):  # noqa: N818 - not a fault of the program
+    """The file is not there or cannot be trusted; the message says why."""
+
+
+def read_book(path: Path) -> Book:
+    """Read the file; BadCheckpoint if there is none that can be trusted."""
+    try:
+        content = path.read_bytes()
+    except OSError as wrong:
+        raise BadCheckpoint(f"{path}: {wrong.strerror}") from None
+    try:
+        file = msgspec.json.decode(content, type=File)
+        if file.v != VERSION:
+            raise BadCheckpoint(f"{path}: version {file.v} is not known here, {VERSION} is")
+        if hashlib.sha256(bytes(file.data)).hexdigest() != file.sha256:
+            raise BadCheckpoint(f"{path}: the checksum does not match")
+        return msgspec.json.decode(file.data, type=Book)
+    except (msgspec.MsgspecError, UnicodeError) as wrong:
+        raise BadCheckpoint(f"{path}: {wrong}") from None
+
+
+def write_book(path: Path, book: Book) -> None:
+    """Replace the file, on the disk before this returns."""
+    data = msgspec.json.encode(book)
+    file = File(VERSION, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
+    replace_file(path, msgspec.json.encode(file), durable=True)
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+    """Write a file so that readers see the old one or the new one, and a power cut leaves one of them."""
+    scratch = path.with_name(f".{path.name}.new")
+    with scratch.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        if durable:
+            os.fsync(file.fileno())
+    scratch.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,240 @@
+"""All that the plugin of one node is made of, put together from the configuration."""
+
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from cluster.access import Doorkeeper
+from cluster.errors import ApiError
+from cluster.interface import Cluster
+from cluster.objects import NODES
+from nodeplugin.allocating import Allocator
+from nodeplugin.cards import Card, Fleet
+from nodeplugin.cgroups import running_pods
+from nodeplugin.drivers import HostDriver
+from nodeplugin.health import Watch
+from nodeplugin.injecting import Injector, Way, detected
+from nodeplugin.kubelet import Kubelet
+from nodeplugin.metrics import Metrics
+from nodeplugin.monitor import Monitor
+from nodeplugin.nvml import Driver, DriverError
+from nodeplugin.offering import Resource, too_many
+from nodeplugin.pods import Pods
+from nodeplugin.publishing import Publisher
+from nodeplugin.records import BOOK, BadCheckpoint, read_book
+from nodeplugin.sampling import Sampler
+from nodeplugin.serving import Registrar
+from settings.configuration import Configuration
+from vcuda.decision import Unavailable
+from vcuda.language import language
+from vcuda.names import names_for
+
+# How often cards are looked for anew, and gone pods let go of in case a change was missed.
+REDISCOVER_S = 30.0
+COLLECT_S = 60.0
+DETECT_S = 1.0
+STALE_HEALTH_S = 120.0
+
+
+class CannotServe(Exception):  # noqa: N818 - the configuration's fault, or the node's
+    """The plugin cannot do its work on this node as it is configured; the message says why."""
+
+
+class Service:
+    """The parts of a running plugin, and how it is with them."""
+
+    def __init__(self, configuration: Configuration, cluster: Cluster) -> None:
+        settings = configuration.node_plugin
+        self.node = settings.node_name or socket.gethostname()
+        self._cluster, self._unit_mib = cluster, configuration.memory_unit_mib
+        self._folder = Path(settings.folder)
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
+        self.host_driver = HostDriver(Path(settings.host_root), settings.driver_root)
+        self.driver = Driver(self.host_driver.library())
+        self.fleet = Fleet(remembered_cards(self._folder))
+        self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
+        self.pods = Pods(cluster, self.node, spoken, self._folder / "pods.json")
+        self._way: Way | None = None if settings.injection == "auto" else settings.injection
+        self.injector = Injector(
+            self._way or "native",
+            self._folder,
+            self.host_driver,
+            self.fleet,
+            names=spoken.names,
+            cdi=Path(settings.cdi),
+        )
+        self.allocator = Allocator(
+            self._folder,
+            spoken,
+            self.fleet,
+            pods=self.pods,
+            kubelet=self.kubelet,
+            injection=self.injector,
+            policy=settings.policy,
+            running=running_pods,
+        )
+        self.publisher = Publisher(cluster, self.node, spoken.names, self.fleet, on_change=self._changed)
+        self.allocator.deviations = self.publisher.write_placement
+        self.watch = Watch(self.driver, self.fleet, settings.health, self._changed)
+        self.sampler = Sampler(self.driver, self.fleet, self.pods.known, self.allocator.holds)
+        self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.watch.xids), self._standing)
+        names = {resource: resource.name_in(spoken.names) for resource in Resource}
+        self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
+        self.monitor = Monitor(
+            configuration.monitor,
+            self.node,
+            self.metrics.registry,
+            self.sampler.sample,
+            Doorkeeper(cluster.bounded(5.0)),
+            live=self.not_live,
+            ready=self.not_ready,
+        )
+        self.ending = threading.Event()
+        # Guards nothing but the wish to be told once: changes that come together are looked at together.
+        self._pods_changed = threading.Event()
+        self._driver_error = "not asked yet"
+        self._log = structlog.get_logger()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+
+    def start(self) -> "Service":
+        """Begin: registered first, everything else beside it."""
+        began = time.monotonic()
+        self.monitor.start()
+        self._find_cards()
+        self.publisher.start()
+        self.pods.start(self._pods_changed.set)
+        if self._way is None:
+            self.injector.way = self._detected()
+        self.injector.start(self.driver.version() if not self._driver_error else "")
+        self.allocator.recover()
+        self.registrar.start()
+        self.watch.start()
+        self._keeper.start()
+        self._log.info(
+            "nodeplugin_started",
+            node=self.node,
+            cards=len(self.fleet.cards()),
+            injection=self.injector.way,
+            took_s=round(time.monotonic() - began, 3),
+        )
+        return self
+
+    def stop(self) -> None:
+        """End; what containers were given stays theirs."""
+        self.ending.set()
+        self._pods_changed.set()
+        self.registrar.stop()
+        self.publisher.stop()
+        self.pods.stop()
+        self._keeper.join(10)
+        self.watch.stop()
+        self.monitor.stop()
+        self.kubelet.close()
+        self.driver.close()
+
+    def run(self) -> None:
+        """Serve until told to end."""
+        self.start()
+        self.ending.wait()
+        self.stop()
+
+    def _find_cards(self) -> None:
+        """Ask the driver which cards there are; without one the node has none, until it comes."""
+        try:
+            if self._driver_error:
+                self.driver.open()
+            cards = self.driver.cards()
+        except DriverError as wrong:
+            if str(wrong) != self._driver_error:
+                self._log.error("no_driver", cause=str(wrong))
+            self._driver_error = str(wrong)
+            return
+        self._driver_error = ""
+        if why := too_many(cards, self._unit_mib):
+            raise CannotServe(why)
+        before = self.fleet.cards()
+        self.fleet.found(cards)
+        if before != self.fleet.cards():
+            self._log.info("cards_found", cards=[f"{card.index}: {card.product}" for card in cards])
+
+    def _detected(self) -> Way:
+        try:
+            info = self._cluster.bounded(DETECT_S).get(NODES, self.node).status.node_info
+        except (ApiError, Unavailable) as away:
+            self._log.warning("runtime_unknown", cause=str(away))
+            return "native"
+        return detected(info.container_runtime_version, info.kubelet_version)
+
+    def _keep(self) -> None:
+        """Let go of what gone pods held, and look for cards anew, from time to time."""
+        rediscovered = collected = time.monotonic()
+        swept = False
+        while not self.ending.is_set():
+            self._pods_changed.wait(1.0 if not swept else REDISCOVER_S)
+            changed = self._pods_changed.is_set()
+            self._pods_changed.clear()
+            try:
+                now = time.monotonic()
+                if changed or now - collected > COLLECT_S or not swept:
+                    self.allocator.collect()
+                    collected = now
+                if not swept and self.pods.informer.synced:
+                    self._sweep()
+                    swept = True
+                if now - rediscovered > REDISCOVER_S:
+                    rediscovered = now
+                    self._find_cards()
+                    self._changed()
+            except Exception:  # the outermost frame of the thread: it has to go on
+                self._log.exception("keeper_failed")
+
+    def _sweep(self) -> None:
+        self.allocator.sweep()
+        if not self.allocator.holds():
+            self.injector.remove_old_drivers()
+            # A card that is missing and that nobody holds was taken out: it is forgotten.
+            missing = [card.uuid for card in self.fleet.cards() if not self._is_there(card)]
+            self.fleet.forget(missing)
+
+    def _is_there(self, card: Card) -> bool:
+        return bool(self._driver_error) or not self.driver.fault_of(card)
+
+    def _changed(self) -> None:
+        self.registrar.changed()
+        self.publisher.look_again()
+
+    def _standing(self) -> Mapping[str, float]:
+        return {
+            "registered": float(self.registrar.registered),
+            "registrations": float(self.registrar.registrations),
+            "api_age_seconds": self.pods.informer.age_s(),
+            "health_age_seconds": time.monotonic() - self.watch.looked_at,
+            "pods": float(len(self.allocator.holds())),
+        }
+
+    def not_live(self) -> list[str]:
+        """Say why the process should be started anew."""
+        amiss = [] if self.registrar.alive else ["the thread has ended that keeps the plugin registered"]
+        if not self._keeper.is_alive():
+            amiss.append("the thread has ended that keeps the book")
+        if not self.publisher.alive:
+            amiss.append("the thread has ended that publishes")
+        return amiss if self.watch.alive else [*amiss, "a thread has ended that watches the cards"]
+
+    def not_ready(self) -> list[str]:
+        """Say what is missing for serving pods."""
+        amiss = [] if self.registrar.registered else ["the kubelet does not listen yet"]
+        return [*amiss, self._driver_error] if self._driver_error else amiss
+
+
+def remembered_cards(folder: Path) -> tuple[Card, ...]:
+    """Give the cards that the plugin before knew."""
+    try:
+        return read_book(folder / BOOK).cards
+    except BadCheckpoint:
+        return ()

@@ -1,0 +1,76 @@
+"""A driver for a node without GPUs, laid out as a driver container lays out the real one."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nodeplugin import fake
+
+MAJOR = 195
+VERSION = "550.54.15"
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+PRODUCTS = {"A100": ("NVIDIA A100-SXM4-40GB", 40960), "T4": ("Tesla T4", 15360)}
+
+
+def cards(*kinds: str) -> list[dict[str, Any]]:
+    """Describe cards; minor numbers run against indexes, as they do on many machines."""
+    return [
+        {
+            "uuid": uuid(index),
+            "minor": len(kinds) - 1 - index,
+            "product": PRODUCTS[kind][0],
+            "memoryMiB": PRODUCTS[kind][1],
+            "numa": index * 2 // len(kinds),
+        }
+        for index, kind in enumerate(kinds)
+    ]
+
+
+def uuid(index: int) -> str:
+    """Name a card."""
+    return f"GPU-00000000-0000-0000-0000-{index:012d}"
+
+
+class FakeDriver:
+    """A folder that looks like the root of a driver."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.libraries = root / LIBRARIES
+
+    def install(self, *kinds: str, **more: Any) -> "FakeDriver":
+        """Lay out libraries, programs and device nodes."""
+        description = {"driver": VERSION, "cards": cards(*kinds), **more}
+        fake.install(self.libraries, description)
+        for name in ("libcuda.so", "libnvidia-ptxjitcompiler.so"):
+            (self.libraries / f"{name}.{VERSION}").write_text(f"{name} {VERSION}\n")
+            link = self.libraries / f"{name}.1"
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"{name}.{VERSION}")
+        (self.root / "usr/bin").mkdir(parents=True, exist_ok=True)
+        (self.root / "usr/bin/nvidia-smi").write_text("#!/bin/sh\necho fake\n")
+        (self.root / "usr/bin/nvidia-smi").chmod(0o755)
+        (self.root / "dev").mkdir(exist_ok=True)
+        for card in description["cards"]:
+            self.make_node(f"nvidia{card['minor']}", MAJOR, card["minor"])
+        self.make_node("nvidiactl", MAJOR, 255)
+        self.make_node("nvidia-uvm", 511, 0)
+        self.make_node("nvidia-uvm-tools", 511, 1)
+        return self
+
+    def make_node(self, name: str, major: int, minor: int) -> None:
+        """Make a device node."""
+        path = self.root / "dev" / name
+        if not path.exists():
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            path.chmod(0o666)
+
+    def change(self, how: Callable[[dict[str, Any]], None]) -> None:
+        """Have the driver say something else from now on."""
+        described = yaml.safe_load((self.libraries / fake.DESCRIPTION).read_text())
+        how(described)
+        fake.describe(self.libraries, described)

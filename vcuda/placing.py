@@ -1,0 +1,393 @@
+"""Which cards of a node the containers of a pod get: one function for scheduler, node plugin and simulator.
+
+A node is seen as rooms: what each card has left. A pod is placed as a whole or not at all. Init containers run one
+after another and before the others, so what they take is counted where they run; a card is never filled beyond its size
+at any moment. All cards of a pod are of one model, because that is what its quota is charged for. The same node and the
+same pod give the same placement, wherever it is asked for.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import combinations
+from math import comb
+
+from msgspec import Struct
+
+from vcuda.inventory import Gpu
+from vcuda.model import matches, parse_model
+from vcuda.placement import Slice
+from vcuda.request import ContainerRequest, PodRequest, Role, memory_mib
+from vcuda.vocabulary import WHOLE
+from vcuda.wishes import NOTHING, Wishes
+
+# How well two cards reach each other, worst first; NVLink is better the more links there are.
+PATHS = ("sys", "node", "phb", "pxb", "pix", "board")
+NVLINK = "nvlink"
+MOST_SETS = 5000
+MOST_STEPS = 20_000
+
+Placed = dict[str, tuple[Slice, ...]]
+Held = tuple[int, int]
+NOTHING_HELD: Held = (0, 0)
+
+
+class Policy(StrEnum):
+    """Where shares go: onto cards that are used already, or onto those that are used least."""
+
+    BINPACK = "binpack"
+    SPREAD = "spread"
+
+
+class Room(Struct, frozen=True):
+    """A card and what is left of it. One that takes nothing new says why in `closed`."""
+
+    gpu: Gpu
+    cores: int
+    memory_mib: int
+    closed: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody has anything of it."""
+        return self.cores == WHOLE and self.memory_mib == self.gpu.memory_mib
+
+    def told(self) -> str:
+        """Say how it stands."""
+        state = self.closed or f"{self.cores} cores and {self.memory_mib} MiB free"
+        return f"GPU {self.gpu.index} ({self.gpu.model}): {state}"
+
+
+class NoRoom(Exception):  # noqa: N818 - not a fault of the program
+    """A pod does not fit; the message says what was looked for, and how every card stands."""
+
+
+class Board:
+    """The rooms of a node while a pod is being put on them, at every moment of the pod's life."""
+
+    def __init__(self, rooms: Iterable[Room], request: PodRequest, unit_mib: int) -> None:
+        self.rooms = {room.gpu.uuid: room for room in rooms}
+        self.unit_mib = unit_mib
+        self._moments = moments(request)
+        last = max((max(each) for each in self._moments.values()), default=0)
+        self._used: dict[str, list[Held]] = {uuid: [NOTHING_HELD] * (last + 1) for uuid in self.rooms}
+
+    def slices(self, container: ContainerRequest, uuids: Sequence[str]) -> tuple[Slice, ...]:
+        """Say what a container gets of these cards."""
+        share = container.share
+        if share.cards:
+            return tuple(Slice(uuid, WHOLE, self.rooms[uuid].gpu.memory_mib) for uuid in uuids)
+        return tuple(
+            Slice(uuid, share.cores, memory_mib(share, self.rooms[uuid].gpu.memory_mib, self.unit_mib))
+            for uuid in uuids
+        )
+
+    def why_not(self, container: ContainerRequest, uuid: str) -> str:
+        """Say why a container cannot have its share of a card; nothing if it can."""
+        room, when = self.rooms[uuid], self._moments[container.name]
+        if room.closed:
+            return room.closed
+        used = self._used[uuid]
+        if container.share.cards:
+            is_free = room.is_whole and all(used[moment] == NOTHING_HELD for moment in when)
+            return "" if is_free else "not free as a whole"
+        if not room.gpu.memory_mib:
+            return "its driver does not say how much memory it has, so it is given as a whole only"
+        (wanted,) = self.slices(container, (uuid,))
+        for moment in when:
+            cores, mib = used[moment]
+            if cores + wanted.cores > room.cores:
+                return f"{max(0, room.cores - cores)} cores free"
+            if mib + wanted.memory_mib > room.memory_mib:
+                return f"{max(0, room.memory_mib - mib)} MiB free"
+        return ""
+
+    def put(self, container: ContainerRequest, uuids: Sequence[str]) -> None:
+        """Give a container its cards."""
+        self._change(container, uuids, 1)
+
+    def take_back(self, container: ContainerRequest, uuids: Sequence[str]) -> None:
+        """Undo that."""
+        self._change(container, uuids, -1)
+
+    def _change(self, container: ContainerRequest, uuids: Sequence[str], sign: int) -> None:
+        for given in self.slices(container, uuids):
+            used = self._used[given.uuid]
+            for moment in self._moments[container.name]:
+                cores, mib = used[moment]
+                used[moment] = cores + sign * given.cores, mib + sign * given.memory_mib
+
+    def peak(self, uuid: str) -> Held:
+        """Give the most that the pod ever has of a card at once."""
+        return max(cores for cores, _ in self._used[uuid]), max(mib for _, mib in self._used[uuid])
+
+    def growth(self, container: ContainerRequest, uuid: str) -> int:
+        """Say by how much the pod's hold on a card would grow: nothing where an earlier container leaves enough."""
+        used = self._used[uuid]
+        before = max(cores for cores, _ in used)
+        after = max(used[moment][0] + container.share.cores for moment in self._moments[container.name])
+        return max(0, after - before)
+
+
+def moments(request: PodRequest) -> dict[str, tuple[int, ...]]:
+    """Say at which moments of the pod's life each container runs.
+
+    Every plain init container has a moment of its own; a sidecar runs from its turn on; all others at the last moment.
+    """
+    order = [each for each in request.containers if each.role is not Role.APP]
+    last = sum(each.role is Role.INIT for each in order)
+    found: dict[str, tuple[int, ...]] = {}
+    turn = 0
+    for each in order:
+        if each.role is Role.INIT:
+            found[each.name] = (turn,)
+            turn += 1
+        else:
+            found[each.name] = tuple(range(turn, last + 1))
+    return found | {each.name: (last,) for each in request.containers if each.role is Role.APP}
+
+
+def place(
+    request: PodRequest,
+    rooms: Sequence[Room],
+    *,
+    unit_mib: int,
+    wishes: Wishes = NOTHING,
+    policy: Policy = Policy.BINPACK,
+) -> Placed:
+    """Find cards for all containers of a pod, or raise NoRoom with the reasons."""
+    if not any(may_use(wishes, room.gpu.model) for room in rooms):
+        wanted = ", ".join(wishes.models) or "any model but " + ", ".join(wishes.avoided)
+        raise NoRoom(f"this node has no card of {wanted}" if rooms else "this node has no card")
+    for model in models_in_order(rooms, wishes, policy):
+        board = Board([room for room in rooms if room.gpu.model == model], request, unit_mib)
+        # The largest first: they find the fewest cards. Among equals, in the pod's own order.
+        order = sorted(request.containers, key=lambda each: -each.share.cores)
+        placed = Search(board, policy).run(order)
+        if placed is not None:
+            return {each.name: board.slices(each, placed[each.name]) for each in request.containers}
+    allowed = [room for room in rooms if may_use(wishes, room.gpu.model)]
+    raise NoRoom(f"no room for {told(request, unit_mib)}: {'; '.join(room.told() for room in allowed)}")
+
+
+def models_in_order(rooms: Sequence[Room], wishes: Wishes, policy: Policy) -> list[str]:
+    """List the models a pod may use; to pack, the one with least room first, and to spread, the one with most."""
+    free: dict[str, int] = {}
+    for room in rooms:
+        if may_use(wishes, room.gpu.model):
+            free[room.gpu.model] = free.get(room.gpu.model, 0) + (0 if room.closed else room.cores)
+    sign = 1 if policy is Policy.BINPACK else -1
+    return sorted(free, key=lambda model: (sign * free[model], model))
+
+
+def may_use(wishes: Wishes, model: str) -> bool:
+    """Tell whether a pod may run on a model."""
+    parsed = parse_model(model)
+    if wishes.models and not any(matches(wanted, parsed) for wanted in wishes.models):
+        return False
+    return not any(matches(avoided, parsed) for avoided in wishes.avoided)
+
+
+def told(request: PodRequest, unit_mib: int) -> str:
+    """Say what a pod asks for."""
+    parts = []
+    for each in request.containers:
+        share = each.share
+        memory = "" if share.cards or share.follows else f" and {share.memory_units * unit_mib} MiB"
+        parts.append(
+            f"{each.name} ({share.cards} whole card{'s' if share.cards > 1 else ''})"
+            if share.cards
+            else f"{each.name} ({share.cores} cores{memory})"
+        )
+    return ", ".join(parts)
+
+
+class Search:
+    """Tries cards for one container after another, the best first, and goes back where the next finds none."""
+
+    def __init__(self, board: Board, policy: Policy) -> None:
+        self._board, self._policy, self._steps = board, policy, 0
+
+    def run(self, order: Sequence[ContainerRequest]) -> dict[str, tuple[str, ...]] | None:
+        """Give each container its cards; None if there is no way, or none was found in bounded time."""
+        if not order:
+            return {}
+        first, *rest = order
+        for uuids in self._choices(first):
+            self._steps += 1
+            if self._steps > MOST_STEPS:
+                return None
+            self._board.put(first, uuids)
+            found = self.run(rest)
+            if found is not None:
+                return found | {first.name: uuids}
+            self._board.take_back(first, uuids)
+        return None
+
+    def _choices(self, container: ContainerRequest) -> Iterator[tuple[str, ...]]:
+        free = [room for uuid, room in self._board.rooms.items() if not self._board.why_not(container, uuid)]
+        if container.share.cards:
+            yield from self._sets(container, free)
+        else:
+            yield from ((room.gpu.uuid,) for room in sorted(free, key=lambda room: self._worth(container, room)))
+
+    def _worth(self, container: ContainerRequest, room: Room) -> tuple[int, ...]:
+        """Rank a card for a share: where the pod is already; then the fullest or the emptiest."""
+        uuid = room.gpu.uuid
+        cores, mib = self._board.peak(uuid)
+        left = room.cores - cores, room.memory_mib - mib
+        sign = 1 if self._policy is Policy.BINPACK else -1
+        return self._board.growth(container, uuid), sign * left[0], sign * left[1], room.gpu.index
+
+    def _sets(self, container: ContainerRequest, free: Sequence[Room]) -> Iterator[tuple[str, ...]]:
+        """Give sets of whole cards: those that the pod has already at another moment, then the best connected."""
+        wanted, units = container.share.cards, container.share.memory_units
+        # The one unit for each card that every container carries asks for nothing.
+        least_mib = units * self._board.unit_mib if units > wanted else 0
+        ordered = sorted(free, key=lambda room: room.gpu.index)
+        tried: set[tuple[str, ...]] = set()
+        taken = [room for room in ordered if self._board.peak(room.gpu.uuid)[0]]
+        for rooms in (taken, ordered):
+            if len(rooms) < wanted:
+                continue
+            for chosen in best_sets([room.gpu for room in rooms], wanted):
+                uuids = tuple(gpu.uuid for gpu in chosen)
+                if sum(gpu.memory_mib for gpu in chosen) >= least_mib and uuids not in tried:
+                    tried.add(uuids)
+                    yield uuids
+
+
+def best_sets(gpus: Sequence[Gpu], wanted: int) -> Iterable[tuple[Gpu, ...]]:
+    """Order sets of cards: the best connected first; among equals, those that leave the others best connected."""
+    rank = ranks(gpus)
+    if len(set(rank.values())) <= 1:
+        # All alike, as behind NVSwitch: only memory can tell sets apart, the first indexes come first.
+        return (tuple(chosen) for chosen in limited(combinations(gpus, wanted)))
+    if comb(len(gpus), wanted) <= MOST_SETS:
+        found: Iterable[tuple[Gpu, ...]] = combinations(gpus, wanted)
+    else:
+        found = dict.fromkeys(grown(gpus, seed, wanted, rank) for seed in gpus)
+    return sorted(found, key=lambda chosen: quality(chosen, gpus, rank))
+
+
+def limited(sets: Iterator[tuple[Gpu, ...]]) -> Iterator[tuple[Gpu, ...]]:
+    """Stop after so many."""
+    for _, chosen in zip(range(MOST_SETS), sets, strict=False):
+        yield chosen
+
+
+def grown(gpus: Sequence[Gpu], seed: Gpu, wanted: int, rank: Mapping[frozenset[str], int]) -> tuple[Gpu, ...]:
+    """Grow a set from one card: always by the one that is best connected to all before it."""
+    chosen = [seed]
+    while len(chosen) < wanted:
+        rest = [gpu for gpu in gpus if gpu not in chosen]
+        chosen.append(max(rest, key=lambda gpu: (bonds(gpu, chosen, rank), -gpu.index)))
+    return tuple(sorted(chosen, key=lambda gpu: gpu.index))
+
+
+def bonds(gpu: Gpu, chosen: Sequence[Gpu], rank: Mapping[frozenset[str], int]) -> tuple[int, int]:
+    """Say how well a card reaches others: its worst link, and all together."""
+    links = [rank[frozenset((gpu.uuid, other.uuid))] for other in chosen]
+    return min(links), sum(links)
+
+
+def quality(chosen: Sequence[Gpu], gpus: Sequence[Gpu], rank: Mapping[frozenset[str], int]) -> tuple[int, ...]:
+    """Rank a set, the smallest best: its worst link, its links together, and what is left."""
+    inside = pairs(chosen, rank)
+    rest = pairs([gpu for gpu in gpus if gpu not in chosen], rank)
+    return (-min(inside, default=0), -sum(inside), -sum(rest), *(gpu.index for gpu in chosen))
+
+
+def pairs(gpus: Sequence[Gpu], rank: Mapping[frozenset[str], int]) -> list[int]:
+    """Give the ranks of all links among cards."""
+    return [rank[frozenset((one.uuid, other.uuid))] for one, other in combinations(gpus, 2)]
+
+
+def ranks(gpus: Sequence[Gpu]) -> dict[frozenset[str], int]:
+    """Rank the link between every two cards."""
+    return {
+        frozenset((one.uuid, other.uuid)): link_rank(link_between(one, other)) for one, other in combinations(gpus, 2)
+    }
+
+
+def link_between(one: Gpu, other: Gpu) -> str:
+    """Say how two cards reach each other; where nobody says, their NUMA nodes tell."""
+    known = one.links.get(other.uuid) or other.links.get(one.uuid)
+    if known:
+        return known
+    return "node" if one.numa is not None and one.numa == other.numa else "sys"
+
+
+def link_rank(link: str) -> int:
+    """Rank a kind of link."""
+    if link.startswith(NVLINK):
+        count = link.removeprefix(NVLINK)
+        return len(PATHS) + (int(count) if count.isdecimal() else 1)
+    return PATHS.index(link) if link in PATHS else 0
+
+
+def why_not(
+    request: PodRequest,
+    placed: Mapping[str, Sequence[Slice]],
+    rooms: Sequence[Room],
+    *,
+    unit_mib: int,
+    wishes: Wishes = NOTHING,
+) -> str:
+    """Say why a placement that somebody made cannot be obeyed; nothing if it can."""
+    board = Board(rooms, request, unit_mib)
+    models = set()
+    for each in request.containers:
+        uuids = [given.uuid for given in placed.get(each.name, ())]
+        wanted = max(1, each.share.cards)
+        if len(set(uuids)) != wanted or len(uuids) != wanted:
+            return f"{each.name} asks for {wanted} card{'s' if wanted > 1 else ''}, and was given {len(uuids)}"
+        for uuid in uuids:
+            room = board.rooms.get(uuid)
+            if room is None:
+                return f"{each.name} was given {uuid}, which this node does not have"
+            if not may_use(wishes, room.gpu.model):
+                return f"{each.name} was given a {room.gpu.model}, which the pod may not use"
+            if wrong := board.why_not(each, uuid):
+                return f"{each.name} was given GPU {room.gpu.index} ({uuid}): {wrong}"
+            models.add(room.gpu.model)
+        board.put(each, uuids)
+    if len(models) > 1:
+        return f"cards of several models were given: {', '.join(sorted(models))}"
+    return ""
+
+
+def settled(request: PodRequest, placed: Mapping[str, Sequence[Slice]], rooms: Sequence[Room], unit_mib: int) -> Placed:
+    """Give a placement with the amounts that follow from the request: nobody else's numbers are taken over."""
+    board = Board(rooms, request, unit_mib)
+    return {each.name: board.slices(each, [given.uuid for given in placed[each.name]]) for each in request.containers}
+
+
+def peaks(request: PodRequest, placed: Mapping[str, Sequence[Slice]]) -> dict[str, Held]:
+    """Give the most that a pod ever has of each card at once."""
+    when = moments(request)
+    used: dict[str, dict[int, Held]] = {}
+    for each in request.containers:
+        for given in placed.get(each.name, ()):
+            at = used.setdefault(given.uuid, {})
+            for moment in when[each.name]:
+                cores, mib = at.get(moment, NOTHING_HELD)
+                at[moment] = cores + given.cores, mib + given.memory_mib
+    return {
+        uuid: (max(cores for cores, _ in at.values()), max(mib for _, mib in at.values())) for uuid, at in used.items()
+    }
+
+
+def rooms_of(
+    gpus: Iterable[Gpu], held: Iterable[Mapping[str, Held]], closed: Callable[[Gpu], str] = lambda _: ""
+) -> list[Room]:
+    """Say what is left of each card by what pods hold."""
+    taken: dict[str, Held] = {}
+    for each in held:
+        for uuid, (cores, mib) in each.items():
+            before = taken.get(uuid, NOTHING_HELD)
+            taken[uuid] = before[0] + cores, before[1] + mib
+    found = []
+    for gpu in gpus:
+        cores, mib = taken.get(gpu.uuid, NOTHING_HELD)
+        found.append(Room(gpu, WHOLE - cores, gpu.memory_mib - mib, closed(gpu)))
+    return found
