@@ -33,6 +33,8 @@ from vcuda.vocabulary import WHOLE
 PLACEMENT, TOKEN = "quotient.dev/placement", "quotient.dev/allocation"
 # The second call of a container follows the first at once; one that comes later is another's.
 PAIR_S = 5.0
+# How long an allocation waits for processes that are about to end, and how often it looks.
+DYING_S, DYING_POLL_S = 3.0, 0.05
 
 
 class Refused(Exception):  # noqa: N818 - not a fault of the program
@@ -287,12 +289,18 @@ class Allocator:
             except NoRoom:
                 pass
         fresh = self._pods.asked()
-        self.collect(fresh)
-        with self._lock:
-            try:
-                return self._decided(pod, fresh or self._pods.known())
-            except NoRoom as full:
-                raise Refused(f"{pod.title}: {full}") from None
+        deadline = self._clock() + DYING_S
+        while True:
+            dying = self.collect(fresh)
+            with self._lock:
+                try:
+                    return self._decided(pod, fresh or self._pods.known())
+                except NoRoom as full:
+                    wrong = str(full)
+            # A pod that was deleted without grace is gone before its processes are; they will be in a moment.
+            if not dying or self._clock() > deadline:
+                raise Refused(f"{pod.title}: {wrong}")
+            time.sleep(DYING_POLL_S)
 
     def _decided(self, pod: BoundPod, known: Known) -> Hold:
         unit_mib = self._spoken.unit_mib
@@ -473,11 +481,14 @@ class Allocator:
                 if owner is not None:
                     self._injection.prepare(owner, name, allocation.token, each.placed[name])
 
-    def collect(self, known: Known | None = None) -> None:
-        """Let go of what pods held that are gone, and take up what ancestors gave to pods that still run."""
+    def collect(self, known: Known | None = None) -> set[str]:
+        """Let go of what pods held that are gone, and take up what ancestors gave to pods that still run.
+
+        Gives those that are gone and whose processes are not, yet.
+        """
         if known is None:
             if not self._pods.informer.synced:
-                return
+                return set()
             known = self._pods.known()
         gone = [uid for uid in self.holds() if uid not in known]
         # A pod that was deleted by force is gone from the API server while its processes run on.
@@ -502,6 +513,7 @@ class Allocator:
             self._injection.forget(tokens)
             self._log.info("released", pods=dropping, adopted=[hold.title for hold in adopted])
             self._tell()
+        return still
 
     def sweep(self) -> None:
         """Remove what is kept for containers that nobody knows."""

@@ -36,6 +36,7 @@ from vcuda.names import names_for
 # How often cards are looked for anew, and gone pods let go of in case a change was missed.
 REDISCOVER_S = 30.0
 COLLECT_S = 60.0
+SOON_S = 0.5
 DETECT_S = 1.0
 STALE_HEALTH_S = 120.0
 
@@ -173,15 +174,15 @@ class Service:
     def _keep(self) -> None:
         """Let go of what gone pods held, and look for cards anew, from time to time."""
         rediscovered = collected = time.monotonic()
-        swept = False
+        swept, dying = False, set[str]()
         while not self.ending.is_set():
-            self._pods_changed.wait(1.0 if not swept else REDISCOVER_S)
+            self._pods_changed.wait(REDISCOVER_S if swept and not dying else SOON_S)
             changed = self._pods_changed.is_set()
             self._pods_changed.clear()
             try:
                 now = time.monotonic()
-                if changed or now - collected > COLLECT_S or not swept:
-                    self.allocator.collect()
+                if changed or dying or now - collected > COLLECT_S or not swept:
+                    dying = self.allocator.collect()
                     collected = now
                 if not swept and self.pods.informer.synced:
                     self._sweep()

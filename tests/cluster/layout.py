@@ -209,6 +209,9 @@ def write_kubelet(layout: Layout) -> None:
         "maxPods": 250,
         "oomScoreAdj": 0,
         "resolvConf": "",
+        # A container that is killed again and again in a test should not have to wait for minutes.
+        "featureGates": {"KubeletCrashLoopBackOffMax": True},
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         # Mounted secrets are looked at so often; a minute is too long to wait for in a test.
         "syncFrequency": "5s",
         "volumePluginDir": f"{RUN}/volume-plugins",
