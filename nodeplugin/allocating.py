@@ -34,7 +34,7 @@ PLACEMENT, TOKEN = "quotient.dev/placement", "quotient.dev/allocation"
 # The second call of a container follows the first at once; one that comes later is another's.
 PAIR_S = 5.0
 # How long an allocation waits for processes that are about to end, and how often it looks.
-DYING_S, DYING_POLL_S = 3.0, 0.05
+DYING_S, DYING_POLL_S = 10.0, 0.05
 
 
 class Refused(Exception):  # noqa: N818 - not a fault of the program

@@ -97,7 +97,7 @@ class Kubelet:
                 version=VERSION, endpoint=endpoint, resource_name=resource, options=plugin_options()
             )
             try:
-                api_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_S, wait_for_ready=True)
+                api_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_S)
             except grpc.RpcError as wrong:
                 raise KubeletError(f"{resource} was not registered: {told(wrong)}") from None
 

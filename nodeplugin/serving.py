@@ -28,7 +28,7 @@ LISTEN_S = 5.0
 THREADS = 6
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 PREFIX = "quotient-"
-MOST_RETRY_S = 5.0
+MOST_RETRY_S = 1.0
 
 Observe = Callable[[str, float, bool], None]
 

@@ -243,12 +243,13 @@ class GpuNode:
         """End everything on the node, empty what does not survive, and start again."""
         for program in (NODE_PLUGIN, "kubelet", "containerd"):
             self.cluster.kill(program)
-        shims = self.cluster.enter("pgrep", "-f", "containerd-shim").stdout.split()
-        inside = self.cluster.enter("sh", "-c", KILL_PODS).stdout
-        assert shims or inside is not None
+        self.cluster.enter("sh", "-c", KILL_PODS)
         self.cluster.enter("sh", "-c", EMPTY_RUN)
-        for program in ("containerd", NODE_PLUGIN, "kubelet"):
-            self.cluster.run(program)
+        self.cluster.run("containerd")
+        ready = ["test", "-S", layout.CONTAINERD_SOCKET]
+        eventually(lambda: self.cluster.enter(*ready).returncode == 0, "containerd to listen", WAIT_S)
+        self.cluster.run(NODE_PLUGIN)
+        self.cluster.run("kubelet")
         self.wait_whole()
 
     def plugin_pid(self) -> int:
