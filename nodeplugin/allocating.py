@@ -81,11 +81,12 @@ class Allocator:
         injection: Injection,
         policy: Policy = Policy.BINPACK,
         running: Callable[[Collection[str]], set[str]] = lambda _: set(),
+        boot: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file, self._spoken, self._fleet, self._pods = folder / BOOK, spoken, fleet, pods
         self._kubelet, self._injection, self._policy = kubelet, injection, policy
-        self._running, self._clock = running, clock
+        self._running, self._clock, self._boot = running, clock, boot
         # Guards the book and what is remembered between the kubelet's calls.
         self._lock = threading.RLock()
         self._holds: dict[str, Hold] = {}
@@ -382,7 +383,7 @@ class Allocator:
         changed = {uid: hold for uid, hold in self._holds.items() if uid not in dropping}
         changed |= {hold.uid: hold for hold in holds}
         try:
-            write_book(self._file, Book(changed, self._fleet.cards()))
+            write_book(self._file, Book(changed, self._fleet.cards(), self._boot))
         except OSError as wrong:
             raise Refused(f"{self._file} cannot be written: {wrong}") from None
         self._holds = changed

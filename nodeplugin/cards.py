@@ -88,25 +88,31 @@ def published(card: Card, condition: Condition, isolation: str) -> Gpu:
 
 
 class Fleet:
-    """All cards of this node and how each is. Those that were there once and are missing now are sick."""
+    """All cards of this node and how each is. Those that were there once and are missing now are sick.
+
+    A card that the driver no longer shows may still answer when it is asked: one that was put into MIG mode does. So
+    only a look at all cards tells that it is there again.
+    """
 
     def __init__(self, known: Iterable[Card] = ()) -> None:
         # Guards cards and conditions, which are read together.
         self._lock = threading.Lock()
         self._cards = {card.uuid: card for card in known}
-        self._faults: dict[str, str] = dict.fromkeys(self._cards, MISSING)
+        self._missing = set(self._cards)
+        self._faults: dict[str, str] = {}
         self._cordons: dict[str, str] = {}
 
     def found(self, cards: Iterable[Card]) -> None:
         """Take over what the driver shows now."""
         with self._lock:
             there = {card.uuid: card for card in cards}
-            for uuid in self._cards.keys() - there.keys():
-                self._faults[uuid] = MISSING
-            for uuid in there:
-                if self._faults.get(uuid) == MISSING:
-                    del self._faults[uuid]
+            self._missing = set(self._cards.keys() - there.keys())
             self._cards |= there
+
+    def missing(self) -> set[str]:
+        """Name the cards that the driver does not show."""
+        with self._lock:
+            return set(self._missing)
 
     def forget(self, uuids: Iterable[str]) -> None:
         """Drop cards that are gone for good."""
@@ -114,6 +120,7 @@ class Fleet:
             for uuid in uuids:
                 self._cards.pop(uuid, None)
                 self._faults.pop(uuid, None)
+                self._missing.discard(uuid)
 
     def fault(self, uuid: str, why: str) -> bool:
         """Note what is wrong with a card, or that nothing is; tells whether that is news."""
@@ -124,6 +131,11 @@ class Fleet:
             else:
                 self._faults.pop(uuid, None)
             return before != why
+
+    def noted(self, uuid: str) -> str:
+        """Say what was last noted to be wrong with a card."""
+        with self._lock:
+            return self._faults.get(uuid, "")
 
     def cordon(self, cordons: Mapping[str, str]) -> bool:
         """Note which cards take nothing new, and why; tells whether that is news."""
@@ -144,7 +156,8 @@ class Fleet:
     def condition(self, uuid: str) -> Condition:
         """Say how a card is."""
         with self._lock:
-            return Condition(self._faults.get(uuid, ""), self._cordons.get(uuid, ""))
+            fault = self._faults.get(uuid, "") or (MISSING if uuid in self._missing else "")
+            return Condition(fault, self._cordons.get(uuid, ""))
 
     def gpus(self, isolation: str = "none") -> tuple[Gpu, ...]:
         """Give all cards as they are published."""

@@ -53,6 +53,7 @@ CURRENT = "current"
 MAJOR, CONTROL_MINOR, MODESET_MINOR = 195, 255, 254
 NODE_MODE = 0o666
 MODPROBE_S = 20
+MOST_LINKS = 40
 
 
 class DeviceNode(Struct, frozen=True):
@@ -66,26 +67,34 @@ class HostDriver:
     """Finds what the driver has put on the host. `host` is where its root is seen from here."""
 
     def __init__(self, host: Path, driver: str = "", proc: Path = Path("/proc")) -> None:
-        self._host, self._proc = host, proc
-        self.root = self._found_root(driver)
+        self._host, self._proc, self._wanted = host, proc, driver
+        self._log = structlog.get_logger()
+        self.find()
+
+    def find(self) -> None:
+        """Look where the driver is; one in a container comes later than this plugin may."""
+        self.root = self._found_root(self._wanted)
         own = self.root / "dev"
         # A driver in a container has device nodes of its own, where it has any.
-        self.dev = own if (own / "nvidiactl").exists() else host / "dev"
-        self._log = structlog.get_logger()
+        self.dev = own if (own / "nvidiactl").exists() else self._host / "dev"
 
     def _found_root(self, driver: str) -> Path:
         if driver:
             return self._host / driver.lstrip("/")
         for each in DRIVER_ROOTS:
             root = self._host / each
-            if any((root / folder / LIBRARY).exists() for folder in LIBRARY_FOLDERS):
+            if any(followed(root / folder / LIBRARY, root).exists() for folder in LIBRARY_FOLDERS):
                 return root
         return self._host
 
     def library(self) -> Path | None:
         """Find NVML; None if it is left to the loader."""
-        places = (self.root / folder / LIBRARY for folder in self._library_folders())
-        return next((each for each in places if each.exists()), None)
+        for folder in self._library_folders():
+            named = self.root / folder / LIBRARY
+            for each in (named, followed(named, self.root)):
+                if each.exists():
+                    return each
+        return None
 
     def _library_folders(self) -> Iterator[str]:
         yield from LIBRARY_FOLDERS
@@ -136,7 +145,8 @@ class HostDriver:
                 name = f"nvidia-caps/nvidia-cap{minor}"
                 (self.dev / "nvidia-caps").mkdir(exist_ok=True)
                 self._make(name, self._major("nvidia-caps"), minor)
-                yield self._node(name)
+                if (self.dev / name).exists():
+                    yield self._node(name)
 
     def _make_control(self, name: str) -> None:
         if name == "nvidiactl":
@@ -174,7 +184,11 @@ class HostDriver:
             program = self.root / folder / "nvidia-modprobe"
             if program.exists():
                 command = ["chroot", str(self.root), self.on_root(program), "-u", "-c=0"]
-                done = subprocess.run(command, capture_output=True, timeout=MODPROBE_S, check=False)  # noqa: S603
+                try:
+                    done = subprocess.run(command, capture_output=True, timeout=MODPROBE_S, check=False)  # noqa: S603
+                except subprocess.TimeoutExpired:
+                    self._log.warning("uvm_not_loaded", cause=f"nvidia-modprobe took longer than {MODPROBE_S} s")
+                    return
                 self._log.info("uvm_loaded", code=done.returncode, said=done.stderr.decode(errors="replace")[-300:])
                 return
 
@@ -190,7 +204,7 @@ class HostDriver:
         for folder in self._library_folders():
             with suppress(OSError):
                 for file in sorted((self.root / folder).iterdir()):
-                    if LIBRARIES.fullmatch(file.name):
+                    if LIBRARIES.fullmatch(file.name) and followed(file, self.root).is_file():
                         found.setdefault(f"lib64/{file.name}", file)
         for name in PROGRAMS:
             for folder in PROGRAM_FOLDERS:
@@ -207,7 +221,7 @@ class HostDriver:
             return None
         target = folder / f"{version or 'unknown'}-{fingerprint(files)}"
         if not target.exists():
-            copy_all(files, target)
+            copy_all(files, target, self.root)
             self._log.info("driver_laid_out", folder=str(target), files=len(files))
         link = folder / CURRENT
         if not link.is_symlink() or link.readlink().name != target.name:
@@ -235,7 +249,17 @@ def fingerprint(files: dict[str, Path]) -> str:
     return told.hexdigest()[:8]
 
 
-def copy_all(files: dict[str, Path], target: Path) -> None:
+def followed(path: Path, root: Path) -> Path:
+    """Follow a link as a process would whose root is the driver's: Debian leads its libraries through /etc."""
+    for _ in range(MOST_LINKS):
+        if not path.is_symlink():
+            break
+        to = path.readlink()
+        path = root / str(to).lstrip("/") if to.is_absolute() else path.parent / to
+    return path
+
+
+def copy_all(files: dict[str, Path], target: Path, root: Path) -> None:
     """Put files into a new folder, at once as a whole: linked where the file system is the same, else copied."""
     scratch = target.with_name(f".{target.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -245,7 +269,7 @@ def copy_all(files: dict[str, Path], target: Path) -> None:
         if file.is_symlink() and f"lib64/{file.readlink().name}" in files:
             (scratch / name).symlink_to(file.readlink().name)
             continue
-        source = file.resolve()
+        source = followed(file, root)
         try:
             os.link(source, scratch / name)
         except OSError:

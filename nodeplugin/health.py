@@ -113,7 +113,7 @@ class Watch:
                 return f"XID {xid}"
             self._errors.pop(card.uuid, None)
         # One that did not answer once keeps its state until it is asked again.
-        return self._fleet.condition(card.uuid).fault if self._silent.get(card.uuid) else ""
+        return self._fleet.noted(card.uuid) if self._silent.get(card.uuid) else ""
 
     def _listen(self) -> None:
         listening: tuple[Card, ...] = ()

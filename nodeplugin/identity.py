@@ -101,8 +101,9 @@ def by_counts(known: Known, call: Call, before: Call | None, allocated: Mapping[
             continue
         done = set(allocated.get(pod.uid, ()))
         for name, counts in pod.counts.items():
-            if counts == pair and (len(counts) == 1 or pod.role_of(name) is Role.INIT):
-                target = Target(pod, name, before.ids if before is not None and len(pair) > 1 else frozenset())
+            is_single = counts == {call.resource: call.count}
+            if is_single or (counts == pair and pod.role_of(name) is Role.INIT):
+                target = Target(pod, name, before.ids if before is not None and not is_single else frozenset())
                 (again if name in done else waiting).append(target)
     # A kubelet that lost its memory asks again for what was given before.
     return waiting or again

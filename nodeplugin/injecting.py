@@ -115,7 +115,9 @@ class Injector:
     def prepare(self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]) -> None:
         """Write the container's folder, and its CDI file, as they should be."""
         folder = self._containers / token
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Whoever the container runs as, and whatever this process makes by default.
+        folder.chmod(0o755)
         put(folder / LIMITS_FILE, msgspec.json.encode(self._limits(pod, container, slices)))
         if self.way == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
@@ -130,13 +132,9 @@ class Injector:
 
     def kept(self) -> set[str]:
         """Name the containers that have a folder or a file."""
-        with suppress(OSError):
-            found = {each.name for each in self._containers.iterdir()}
-            return found | {
-                each.name.removeprefix(CDI_PREFIX).removesuffix(".json")
-                for each in self._cdi.glob(f"{CDI_PREFIX}*.json")
-            }
-        return set()
+        found = {each.name for each in self._containers.glob("*")}
+        files = self._cdi.glob(f"{CDI_PREFIX}*.json")
+        return found | {each.name.removeprefix(CDI_PREFIX).removesuffix(".json") for each in files}
 
     def remove_old_drivers(self) -> None:
         """Remove the files of drivers before this one."""

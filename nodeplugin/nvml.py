@@ -62,7 +62,7 @@ class Driver:
     """NVML, loaded once. Its calls may be made from any thread, and may take long where the hardware is broken."""
 
     def __init__(self, library: Path | None = None) -> None:
-        self._library = library
+        self.library = library
         self._handles: dict[str, Any] = {}
         self._addresses: dict[int, str] = {}
         self._events: Any = None
@@ -70,11 +70,11 @@ class Driver:
 
     def open(self) -> "Driver":
         """Begin; a DriverError if there is no driver, or it does not answer."""
-        if pynvml.nvmlLib is None and self._library is not None:
+        if pynvml.nvmlLib is None and self.library is not None:
             try:
-                pynvml.nvmlLib = ctypes.CDLL(str(self._library))
+                pynvml.nvmlLib = ctypes.CDLL(str(self.library))
             except OSError as wrong:
-                raise DriverError(f"{self._library} cannot be loaded: {wrong}") from None
+                raise DriverError(f"{self.library} cannot be loaded: {wrong}") from None
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as wrong:
@@ -117,14 +117,14 @@ class Driver:
 
     def fault_of(self, card: Card) -> str:
         """Look whether a card still answers as the one it was; what is wrong, or nothing."""
-        asked = card.parent or card.uuid
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(asked)
-            if pynvml.nvmlDeviceGetUUID(handle) != asked:
-                return "another card answers in its place"
-        except pynvml.NVMLError as wrong:
-            return f"the driver says: {wrong}"
-        self._handles[asked] = handle
+        for asked in filter(None, (card.parent, card.uuid)):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(asked)
+                if pynvml.nvmlDeviceGetUUID(handle) != asked:
+                    return "another card answers in its place"
+            except pynvml.NVMLError as wrong:
+                return f"the driver says: {wrong}"
+            self._handles[asked] = handle
         return ""
 
     def usage(self, card: Card) -> Usage:

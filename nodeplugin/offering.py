@@ -79,13 +79,21 @@ def unheld(resource: Resource, held: Collection[str]) -> Iterator[str]:
         number += 1
 
 
+def listed_size(cards: Iterable[Card], unit_mib: int) -> tuple[int, int]:
+    """Count the devices of a list, and its bytes at the most."""
+    units = sum(card.units(unit_mib) for card in cards)
+    return units, units * (BYTES_AROUND + len(f"{Resource.MEMORY}-{units}"))
+
+
 def too_many(cards: Iterable[Card], unit_mib: int) -> str:
     """Say why a list of devices would be longer than the kubelet takes; nothing if it is not."""
-    units = sum(card.units(unit_mib) for card in cards)
-    size = units * (BYTES_AROUND + len(f"{Resource.MEMORY}-{units}"))
+    found = list(cards)
+    units, size = listed_size(found, unit_mib)
     if size <= MOST_BYTES:
         return ""
     least = -(-unit_mib * size // MOST_BYTES)
+    while listed_size(found, least)[1] > MOST_BYTES:
+        least += 1
     return (
         f"memoryUnitMiB: {unit_mib}: this node's cards would be {units} devices, some {size // 2**20} MiB, and the "
         f"kubelet takes 4 MiB at the most; write a unit of at least {least} MiB"

@@ -48,10 +48,11 @@ class Hold(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True
 
 
 class Book(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """All holds of this node, by pod; and the cards that it had, so that one that is missing can be named."""
+    """All holds of this node, by pod; and the cards that it had since it was booted, so that a missing one is known."""
 
     holds: dict[str, Hold] = {}
     cards: tuple[Card, ...] = ()
+    boot: str = ""
 
 
 class File(Struct, frozen=True):
@@ -79,7 +80,7 @@ def read_book(path: Path) -> Book:
         if hashlib.sha256(bytes(file.data)).hexdigest() != file.sha256:
             raise BadCheckpoint(f"{path}: the checksum does not match")
         return msgspec.json.decode(file.data, type=Book)
-    except (msgspec.MsgspecError, UnicodeError) as wrong:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as wrong:
         raise BadCheckpoint(f"{path}: {wrong}") from None
 
 
@@ -93,7 +94,8 @@ def write_book(path: Path, book: Book) -> None:
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
     """Write a file so that readers see the old one or the new one, and a power cut leaves one of them."""
     scratch = path.with_name(f".{path.name}.new")
-    with scratch.open("wb") as file:
+    scratch.unlink(missing_ok=True)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fchmod(file.fileno(), mode)

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -35,6 +36,7 @@ from vcuda.names import names_for
 
 # How often cards are looked for anew, and gone pods let go of in case a change was missed.
 REDISCOVER_S = 30.0
+REDISCOVER_SOON_S = 5.0
 COLLECT_S = 60.0
 SOON_S = 0.5
 DETECT_S = 1.0
@@ -57,7 +59,8 @@ class Service:
         spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
         self.host_driver = HostDriver(Path(settings.host_root), settings.driver_root)
         self.driver = Driver(self.host_driver.library())
-        self.fleet = Fleet(remembered_cards(self._folder))
+        boot = boot_id()
+        self.fleet = Fleet(remembered_cards(self._folder, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = Pods(cluster, self.node, spoken, self._folder / "pods.json")
         self._way: Way | None = None if settings.injection == "auto" else settings.injection
@@ -78,6 +81,7 @@ class Service:
             injection=self.injector,
             policy=settings.policy,
             running=running_pods,
+            boot=boot,
         )
         self.publisher = Publisher(cluster, self.node, spoken.names, self.fleet, on_change=self._changed)
         self.allocator.deviations = self.publisher.write_placement
@@ -99,6 +103,8 @@ class Service:
         # Guards nothing but the wish to be told once: changes that come together are looked at together.
         self._pods_changed = threading.Event()
         self._driver_error = "not asked yet"
+        self._driver_version = ""
+        self.failure = ""
         self._log = structlog.get_logger()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
 
@@ -111,7 +117,7 @@ class Service:
         self.pods.start(self._pods_changed.set)
         if self._way is None:
             self.injector.way = self._detected()
-        self.injector.start(self.driver.version() if not self._driver_error else "")
+        self.injector.start(self._driver_version)
         self.allocator.recover()
         self.registrar.start()
         self.watch.start()
@@ -139,15 +145,19 @@ class Service:
         self.driver.close()
 
     def run(self) -> None:
-        """Serve until told to end."""
+        """Serve until told to end; a CannotServe if that has become impossible."""
         self.start()
         self.ending.wait()
         self.stop()
+        if self.failure:
+            raise CannotServe(self.failure)
 
     def _find_cards(self) -> None:
         """Ask the driver which cards there are; without one the node has none, until it comes."""
         try:
             if self._driver_error:
+                self.host_driver.find()
+                self.driver.library = self.host_driver.library()
                 self.driver.open()
             cards = self.driver.cards()
         except DriverError as wrong:
@@ -156,6 +166,9 @@ class Service:
             self._driver_error = str(wrong)
             return
         self._driver_error = ""
+        self._driver_version, before_it = self.driver.version(), self._driver_version
+        if before_it != self._driver_version and self._keeper.is_alive():
+            self.injector.start(self._driver_version)
         if why := too_many(cards, self._unit_mib):
             raise CannotServe(why)
         before = self.fleet.cards()
@@ -176,7 +189,8 @@ class Service:
         rediscovered = collected = time.monotonic()
         swept, dying = False, set[str]()
         while not self.ending.is_set():
-            self._pods_changed.wait(REDISCOVER_S if swept and not dying else SOON_S)
+            pause_s = REDISCOVER_SOON_S if self._is_amiss() else REDISCOVER_S
+            self._pods_changed.wait(pause_s if swept and not dying else SOON_S)
             changed = self._pods_changed.is_set()
             self._pods_changed.clear()
             try:
@@ -187,23 +201,25 @@ class Service:
                 if not swept and self.pods.informer.synced:
                     self._sweep()
                     swept = True
-                if now - rediscovered > REDISCOVER_S:
+                if now - rediscovered > (REDISCOVER_SOON_S if self._is_amiss() else REDISCOVER_S):
                     rediscovered = now
                     self._find_cards()
                     self._changed()
+            except CannotServe as wrong:
+                self._log.error("cannot_serve", cause=str(wrong))
+                self.failure = str(wrong)
+                self.ending.set()
             except Exception:  # the outermost frame of the thread: it has to go on
                 self._log.exception("keeper_failed")
+
+    def _is_amiss(self) -> bool:
+        """Tell whether cards may come back at any moment."""
+        return bool(self._driver_error or self.fleet.missing())
 
     def _sweep(self) -> None:
         self.allocator.sweep()
         if not self.allocator.holds():
             self.injector.remove_old_drivers()
-            # A card that is missing and that nobody holds was taken out: it is forgotten.
-            missing = [card.uuid for card in self.fleet.cards() if not self._is_there(card)]
-            self.fleet.forget(missing)
-
-    def _is_there(self, card: Card) -> bool:
-        return bool(self._driver_error) or not self.driver.fault_of(card)
 
     def _changed(self) -> None:
         self.registrar.changed()
@@ -233,9 +249,21 @@ class Service:
         return [*amiss, self._driver_error] if self._driver_error else amiss
 
 
-def remembered_cards(folder: Path) -> tuple[Card, ...]:
-    """Give the cards that the plugin before knew."""
+def remembered_cards(folder: Path, boot: str) -> tuple[Card, ...]:
+    """Give the cards that the plugin before knew; since the last boot only those that pods hold.
+
+    A card that is missing while the machine runs is broken. One that is missing after a boot was taken out.
+    """
     try:
-        return read_book(folder / BOOK).cards
+        book = read_book(folder / BOOK)
     except BadCheckpoint:
         return ()
+    held = {uuid for hold in book.holds.values() for uuid in hold.held}
+    return tuple(card for card in book.cards if book.boot == boot or card.uuid in held)
+
+
+def boot_id() -> str:
+    """Tell one boot of this machine from the next."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

@@ -101,6 +101,12 @@ class Board:
                 return f"{max(0, room.memory_mib - mib)} MiB free"
         return ""
 
+    def least_mib(self, container: ContainerRequest) -> int:
+        """Say how much memory the whole cards of a container must have together."""
+        share = container.share
+        # The one unit for each card that every container carries asks for nothing.
+        return share.memory_units * self.unit_mib if share.cards and share.memory_units > share.cards else 0
+
     def put(self, container: ContainerRequest, uuids: Sequence[str]) -> None:
         """Give a container its cards."""
         self._change(container, uuids, 1)
@@ -230,20 +236,18 @@ class Search:
         else:
             yield from ((room.gpu.uuid,) for room in sorted(free, key=lambda room: self._worth(container, room)))
 
-    def _worth(self, container: ContainerRequest, room: Room) -> tuple[int, ...]:
+    def _worth(self, container: ContainerRequest, room: Room) -> tuple[int | str, ...]:
         """Rank a card for a share: where the pod is already; then the fullest or the emptiest."""
         uuid = room.gpu.uuid
         cores, mib = self._board.peak(uuid)
         left = room.cores - cores, room.memory_mib - mib
         sign = 1 if self._policy is Policy.BINPACK else -1
-        return self._board.growth(container, uuid), sign * left[0], sign * left[1], room.gpu.index
+        return self._board.growth(container, uuid), sign * left[0], sign * left[1], room.gpu.index, uuid
 
     def _sets(self, container: ContainerRequest, free: Sequence[Room]) -> Iterator[tuple[str, ...]]:
         """Give sets of whole cards: those that the pod has already at another moment, then the best connected."""
-        wanted, units = container.share.cards, container.share.memory_units
-        # The one unit for each card that every container carries asks for nothing.
-        least_mib = units * self._board.unit_mib if units > wanted else 0
-        ordered = sorted(free, key=lambda room: room.gpu.index)
+        wanted, least_mib = container.share.cards, self._board.least_mib(container)
+        ordered = sorted(free, key=lambda room: (room.gpu.index, room.gpu.uuid))
         tried: set[tuple[str, ...]] = set()
         taken = [room for room in ordered if self._board.peak(room.gpu.uuid)[0]]
         for rooms in (taken, ordered):
@@ -265,7 +269,8 @@ def best_sets(gpus: Sequence[Gpu], wanted: int) -> Iterable[tuple[Gpu, ...]]:
     if comb(len(gpus), wanted) <= MOST_SETS:
         found: Iterable[tuple[Gpu, ...]] = combinations(gpus, wanted)
     else:
-        found = dict.fromkeys(grown(gpus, seed, wanted, rank) for seed in gpus)
+        made = (grown(gpus, seed, wanted, rank) for seed in gpus)
+        found = {tuple(gpu.uuid for gpu in chosen): chosen for chosen in made}.values()
     return sorted(found, key=lambda chosen: quality(chosen, gpus, rank))
 
 
@@ -335,24 +340,30 @@ def why_not(
 ) -> str:
     """Say why a placement that somebody made cannot be obeyed; nothing if it can."""
     board = Board(rooms, request, unit_mib)
-    models = set()
     for each in request.containers:
         uuids = [given.uuid for given in placed.get(each.name, ())]
-        wanted = max(1, each.share.cards)
-        if len(set(uuids)) != wanted or len(uuids) != wanted:
-            return f"{each.name} asks for {wanted} card{'s' if wanted > 1 else ''}, and was given {len(uuids)}"
-        for uuid in uuids:
-            room = board.rooms.get(uuid)
-            if room is None:
-                return f"{each.name} was given {uuid}, which this node does not have"
-            if not may_use(wishes, room.gpu.model):
-                return f"{each.name} was given a {room.gpu.model}, which the pod may not use"
-            if wrong := board.why_not(each, uuid):
-                return f"{each.name} was given GPU {room.gpu.index} ({uuid}): {wrong}"
-            models.add(room.gpu.model)
+        if wrong := wrong_cards(board, each, uuids, wishes):
+            return f"{each.name} {wrong}"
         board.put(each, uuids)
-    if len(models) > 1:
-        return f"cards of several models were given: {', '.join(sorted(models))}"
+    models = {board.rooms[given.uuid].gpu.model for each in request.containers for given in placed[each.name]}
+    return f"cards of several models were given: {', '.join(sorted(models))}" if len(models) > 1 else ""
+
+
+def wrong_cards(board: Board, container: ContainerRequest, uuids: Sequence[str], wishes: Wishes) -> str:
+    """Say why a container cannot have the cards that it was given; nothing if it can."""
+    wanted = max(1, container.share.cards)
+    if len(set(uuids)) != wanted or len(uuids) != wanted:
+        return f"asks for {wanted} card{'s' if wanted > 1 else ''}, and was given {len(uuids)}"
+    for uuid in uuids:
+        room = board.rooms.get(uuid)
+        if room is None:
+            return f"was given {uuid}, which this node does not have"
+        if not may_use(wishes, room.gpu.model):
+            return f"was given a {room.gpu.model}, which the pod may not use"
+        if wrong := board.why_not(container, uuid):
+            return f"was given GPU {room.gpu.index} ({uuid}): {wrong}"
+    if sum(board.rooms[uuid].gpu.memory_mib for uuid in uuids) < (least := board.least_mib(container)):
+        return f"asks for cards of {least} MiB together, and was given smaller ones"
     return ""
 
 

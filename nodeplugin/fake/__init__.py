@@ -22,6 +22,14 @@ DESCRIPTION = "gpus.yaml"
 FLAGS = ("-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
 
 
+class Plain(yaml.SafeDumper):
+    """Writes everything out, also what stands twice: the library knows no aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        """Never."""
+        return True
+
+
 class NoCompiler(Exception):  # noqa: N818 - a lack of this machine's
     """Nothing here compiles C."""
 
@@ -67,7 +75,8 @@ def install(folder: Path, description: Mapping[str, Any] | str) -> Path:
 
 def describe(folder: Path, description: Mapping[str, Any] | str) -> None:
     """Change what the driver says, at once as a whole."""
-    text = description if isinstance(description, str) else yaml.safe_dump(dict(description), sort_keys=False)
+    described = yaml.safe_load(description) if isinstance(description, str) else dict(description)
+    text = yaml.dump(described, Dumper=Plain, sort_keys=False)
     scratch = folder / f"{DESCRIPTION}.new"
     scratch.write_text(text)
     scratch.replace(folder / DESCRIPTION)

@@ -2,7 +2,8 @@
  *
  * It answers NVML's calls from a YAML file, `gpus.yaml` beside the library or $QUOTIENT_FAKE_GPUS, read again whenever
  * it changes: a card that is marked as lost in the file is lost in the next call. What the file may say stands in
- * `nodeplugin/fake/gpus.yaml`. Of YAML it reads block and flow mappings and sequences of plain or quoted scalars.
+ * `nodeplugin/fake/gpus.yaml`. Of YAML it reads block mappings and sequences of plain or quoted scalars, and flow ones
+ * that begin and end on one line; `nodeplugin.fake.describe` writes any YAML in this form.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,9 +52,17 @@ static void add(const char *path, const char *start, size_t length) {
         facts = realloc(facts, fact_room * sizeof *facts);
     }
     while (length && (start[length - 1] == ' ' || start[length - 1] == '\t' || start[length - 1] == '\r')) length--;
-    if (length > 1 && (*start == '"' || *start == '\'') && start[length - 1] == *start) start++, length -= 2;
+    if ((length == 1 && *start == '~') || (length == 4 && !strncasecmp(start, "null", 4))) return;
+    char quote = length > 1 && (*start == '"' || *start == '\'') && start[length - 1] == *start ? *start : 0;
+    if (quote) start++, length -= 2;
+    char *value = strndup(start, length), *to = value;
+    for (char *from = value; *from; from++) {
+        if (quote == '\'' && from[0] == quote && from[1] == quote) from++;
+        *to++ = *from;
+    }
+    *to = 0;
     facts[fact_count].path = strdup(path);
-    facts[fact_count++].value = strndup(start, length);
+    facts[fact_count++].value = value;
 }
 
 static const char *skip(const char *at) {
@@ -63,10 +73,17 @@ static const char *skip(const char *at) {
 static const char *end_of_scalar(const char *at, const char *stops) {
     if (*at == '"' || *at == '\'') {
         const char *end = strchr(at + 1, *at);
-        return end ? end + 1 : at + strlen(at);
+        while (end && *at == '\'' && end[1] == '\'') end = strchr(end + 2, *at);
+        return end ? skip(end + 1) : at + strlen(at);
     }
     while (*at && !strchr(stops, *at)) at++;
     return at;
+}
+
+/* The length of a key without its quotes, and without what may stand before the colon. */
+static int key_length(const char *key, const char *end) {
+    while (end > key && (end[-1] == ' ' || end[-1] == '\t')) end--;
+    return (int)(end - key) - (*key == '"' || *key == '\'' ? 2 : 0);
 }
 
 static const char *flow(const char *path, const char *at) {
@@ -85,7 +102,7 @@ static const char *flow(const char *path, const char *at) {
         for (at = skip(at + 1); *at && *at != '}';) {
             const char *key = at, *end = end_of_scalar(at, ":,}");
             int quoted = *key == '"' || *key == '\'';
-            snprintf(inner, sizeof inner, "%s%s%.*s", path, *path ? "." : "", (int)(end - key) - 2 * quoted, key + quoted);
+            snprintf(inner, sizeof inner, "%s%s%.*s", path, *path ? "." : "", key_length(key, end), key + quoted);
             at = skip(end);
             at = *at == ':' ? skip(flow(inner, at + 1)) : at;
             if (*at == ',') at = skip(at + 1);
@@ -133,7 +150,7 @@ static void block(const char *line, int indent) {
     const char *end = end_of_scalar(line, ":");
     if (*end != ':') return;
     int quoted = *line == '"' || *line == '\'';
-    snprintf(path, sizeof path, "%.180s%s%.*s", top->path, *top->path ? "." : "", (int)(end - line) - 2 * quoted, line + quoted);
+    snprintf(path, sizeof path, "%.180s%s%.*s", top->path, *top->path ? "." : "", key_length(line, end), line + quoted);
     const char *rest = skip(end + 1);
     if (!*rest) snprintf(pending, sizeof pending, "%s", path);
     else if (*rest == '[' || *rest == '{') flow(path, rest);
@@ -141,10 +158,13 @@ static void block(const char *line, int indent) {
 }
 
 static void strip_comment(char *line) {
-    char quote = 0;
+    char quote = 0, before = ':';
     for (char *at = line; *at; at++) {
+        /* Within a plain value a quote is a letter like any other. */
+        int opens = strchr(":,[{-", before) != NULL;
+        if (*at != ' ' && *at != '\t') before = *at;
         if (quote) quote = *at == quote ? 0 : quote;
-        else if (*at == '"' || *at == '\'') quote = *at;
+        else if (opens && (*at == '"' || *at == '\'')) quote = *at;
         else if (*at == '#' && (at == line || at[-1] == ' ' || at[-1] == '\t')) { *at = 0; return; }
     }
 }
@@ -226,7 +246,7 @@ static unsigned long long number(const char *value, unsigned long long otherwise
     return value && *value ? strtoull(value, NULL, 0) : otherwise;
 }
 
-static int truth(const char *value) { return value && (!strcmp(value, "true") || !strcmp(value, "1")); }
+static int truth(const char *value) { return value && (!strcasecmp(value, "true") || !strcmp(value, "1")); }
 
 static int error_named(const char *value) {
     if (!value) return SUCCESS;

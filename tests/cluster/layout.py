@@ -212,6 +212,8 @@ def write_kubelet(layout: Layout) -> None:
         # A container that is killed again and again in a test should not have to wait for minutes.
         "featureGates": {"KubeletCrashLoopBackOffMax": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+        # What a node offers is told so often; ten seconds are too long to wait for in a test.
+        "nodeStatusUpdateFrequency": "1s",
         # Mounted secrets are looked at so often; a minute is too long to wait for in a test.
         "syncFrequency": "5s",
         "volumePluginDir": f"{RUN}/volume-plugins",
@@ -296,7 +298,7 @@ def quotient_nodeplugin(layout: Layout) -> Program:
         f"nodePlugin.nodeName={NODE_NAME}",
         f"nodePlugin.driverRoot={layout.driver}",
         "nodePlugin.health.pollS=0.5",
-        "nodePlugin.health.recoverAfterS=3",
+        "nodePlugin.health.recoverAfterS=6",
         "nodePlugin.cdi=/run/cdi",
         "monitor.address=127.0.0.1",
         f"monitor.port={MONITOR_PORT}",

@@ -1,7 +1,7 @@
 """What survives when parts of a node end and begin again, in every order: each container keeps the GPU it was given."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -99,7 +99,7 @@ class Tenants:
 
 
 @pytest.fixture
-def tenants(node: GpuNode) -> Iterator[Tenants]:
+def tenants(node: GpuNode) -> Tenants:
     found = Tenants(node)
     found.run_all()
     return found

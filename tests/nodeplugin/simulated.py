@@ -1,0 +1,290 @@
+"""A kubelet's device manager in this process: it calls in its order, keeps its records, and forgets as it does."""
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from cluster.objects import Pod
+from nodeplugin.allocating import Allocator
+from nodeplugin.cards import Card, Fleet
+from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError
+from nodeplugin.offering import Resource
+from nodeplugin.pods import BoundPod, Known, Pods, bound_pod
+from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
+from vcuda.language import Language, language
+from vcuda.names import Names
+from vcuda.placement import Slice, encode_placement
+from vcuda.placing import Policy
+
+NAMES = Names()
+SPOKEN = language()
+A100_MIB = 40960
+
+
+def card(index: int, mib: int = A100_MIB, product: str = "NVIDIA A100-SXM4-40GB", **more: Any) -> Card:
+    """Make a card; its minor number is another than its index."""
+    return Card(uuid=f"GPU-{index}", index=index, minor=index + 4, product=product, memory_mib=mib, **more)
+
+
+def asking(name: str, cores: int, units: int, *, sidecar: bool = False) -> dict[str, Any]:
+    """Describe a container; 0 of a resource means that it does not ask for it."""
+    limits = {key: str(amount) for key, amount in ((NAMES.core, cores), (NAMES.memory, units)) if amount}
+    return {"name": name, "resources": {"limits": limits}, **({"restartPolicy": "Always"} if sidecar else {})}
+
+
+def pod(
+    name: str,
+    *containers: dict[str, Any],
+    inits: Sequence[dict[str, Any]] = (),
+    placed: Mapping[str, Sequence[Slice]] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    phase: str = "Pending",
+    uid: str = "",
+) -> Pod:
+    """Make a pod that is bound to the node."""
+    noted = dict(annotations or {}) | ({NAMES.placement: encode_placement(placed)} if placed is not None else {})
+    raw = {
+        "metadata": {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": noted},
+        "spec": {"containers": list(containers), "initContainers": list(inits), "nodeName": "node-1"},
+        "status": {"phase": phase},
+    }
+    return msgspec.convert(raw, Pod)
+
+
+class View:
+    """The pods as the plugin sees them: what has reached it, and what the API server would say if it were asked."""
+
+    def __init__(self, spoken: Language = SPOKEN) -> None:
+        self._spoken = spoken
+        self.there: dict[str, Pod] = {}
+        self.seen: dict[str, Pod] = {}
+        self.is_away = False
+        self.synced = True
+
+    @property
+    def informer(self) -> "View":
+        return self
+
+    def put(self, *pods: Pod, seen: bool = True) -> None:
+        for each in pods:
+            self.there[each.metadata.uid] = each
+            if seen:
+                self.seen[each.metadata.uid] = each
+
+    def remove(self, uid: str, *, seen: bool = True) -> None:
+        self.there.pop(uid, None)
+        if seen:
+            self.seen.pop(uid, None)
+
+    def known(self) -> Known:
+        return self._read(self.seen)
+
+    def asked(self) -> Known | None:
+        return None if self.is_away else self._read(self.there)
+
+    def _read(self, pods: Mapping[str, Pod]) -> dict[str, BoundPod]:
+        read = {uid: bound_pod(each, self._spoken) for uid, each in pods.items()}
+        return {uid: each for uid, each in read.items() if each is not None}
+
+
+class Refusal(Exception):  # noqa: N818 - what the kubelet says to a pod
+    """A pod was refused."""
+
+
+class SimulatedKubelet:
+    """Admits pods as the kubelet does, and lets plugins look at what it holds as the kubelet does."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self.allocator: Allocator | None = None
+        self.devices: dict[tuple[str, str, str], tuple[frozenset[str], api.ContainerAllocateResponse]] = {}
+        self.in_use: dict[str, set[str]] = {}
+        self.active: dict[str, Pod] = {}
+        self.has_get = True
+        self.has_list = True
+        self.is_allocating = False
+        self.between: Callable[[], None] = lambda: None
+        self.lost: list[str] = []
+
+    # What a plugin may ask.
+
+    def listed(self) -> list[Holding]:
+        if self.is_allocating:
+            self.lost.append("listed during an allocation")
+        if not self.has_list:
+            raise KubeletError("UNAVAILABLE: away")
+        return [held for each in self.active.values() for held in self._holdings(each)]
+
+    def held_by(self, namespace: str, pod: str) -> list[Holding]:
+        if not self.has_get:
+            raise KubeletError("UNIMPLEMENTED: not here")
+        found = [
+            each for each in self.active.values() if (each.metadata.namespace, each.metadata.name) == (namespace, pod)
+        ]
+        return [held for each in found for held in self._holdings(each)]
+
+    def kept(self) -> list[Kept]:
+        return [Kept(uid, name, resource, ids, answer) for (uid, name, resource), (ids, answer) in self.devices.items()]
+
+    def _holdings(self, each: Pod) -> list[Holding]:
+        sidecars = [one for one in each.spec.init_containers or () if one.restart_policy == "Always"]
+        return [
+            Holding(
+                each.metadata.namespace,
+                each.metadata.name,
+                one.name,
+                {
+                    resource: ids
+                    for (uid, name, resource), (ids, _) in self.devices.items()
+                    if (uid, name) == (each.metadata.uid, one.name)
+                },
+            )
+            for one in (*sidecars, *(each.spec.containers or ()))
+        ]
+
+    # What it does itself.
+
+    def admit(self, each: Pod) -> None:
+        """Allocate for all containers, or refuse the pod."""
+        self.active[each.metadata.uid] = each
+        reusable: dict[str, set[str]] = {}
+        inits = list(each.spec.init_containers or ())
+        for one in (*inits, *(each.spec.containers or ())):
+            self._allocate(each, one, reusable)
+            is_plain_init = one in inits and one.restart_policy != "Always"
+            for resource in (NAMES.core, NAMES.memory):
+                ids, _ = self.devices.get((each.metadata.uid, one.name, resource), (frozenset[str](), None))
+                reused = reusable.setdefault(resource, set())
+                if is_plain_init:
+                    reused |= ids
+                else:
+                    reused -= ids
+
+    def _allocate(self, each: Pod, one: Any, reusable: Mapping[str, set[str]]) -> None:
+        assert self.allocator is not None
+        limits = list((one.resources.limits or {}).items()) if one.resources else []
+        self._random.shuffle(limits)
+        for number, (resource, amount) in enumerate(limits):
+            if resource not in {NAMES.core, NAMES.memory}:
+                continue
+            if number:
+                self.between()
+            kind = Resource.CORE if resource == NAMES.core else Resource.MEMORY
+            again = sorted(reusable.get(resource, ()))[: int(amount)]
+            healthy = {device for device, good in self.allocator.devices(kind).items() if good}
+            free = healthy - self.in_use.get(resource, set())
+            ids = set(again)
+            if len(ids) < int(amount):
+                if len(free) < int(amount) - len(ids):
+                    self.forget(each.metadata.uid)
+                    raise Refusal(f"requested number of devices unavailable for {resource}")
+                offered = sorted(free | ids)
+                self._random.shuffle(offered)
+                ids |= set(self.allocator.preferred(kind, offered, again, int(amount)))
+            self.in_use.setdefault(resource, set()).update(ids)
+            self.is_allocating = True
+            try:
+                answer = self.allocator.allocate(kind, sorted(ids))
+            except Exception as wrong:
+                self.forget(each.metadata.uid)
+                raise Refusal(str(wrong)) from wrong
+            finally:
+                self.is_allocating = False
+            self.devices[each.metadata.uid, one.name, resource] = (frozenset(ids), answer)
+
+    def start(self, uid: str, name: str) -> None:
+        """Ask the plugin whether a container may start."""
+        assert self.allocator is not None
+        for resource, kind in ((NAMES.core, Resource.CORE), (NAMES.memory, Resource.MEMORY)):
+            if found := self.devices.get((uid, name, resource)):
+                self.allocator.prestart(kind, sorted(found[0]))
+
+    def forget(self, uid: str) -> None:
+        """Let go of a pod."""
+        self.active.pop(uid, None)
+        self.devices = {key: held for key, held in self.devices.items() if key[0] != uid}
+        self.in_use = {}
+        for (_, _, resource), (ids, _) in self.devices.items():
+            self.in_use.setdefault(resource, set()).update(ids)
+
+    def cards_of(self, uid: str, name: str) -> list[str]:
+        """Say which cards a container was given: by both answers together, as a runtime would see them."""
+        return [
+            card
+            for (owner, container, _), (_, answer) in self.devices.items()
+            if (owner, container) == (uid, name)
+            for card in filter(None, answer.envs.get("CARDS", "").split(","))
+        ]
+
+
+class Notes:
+    """Notes what the runtime would be told, instead of telling it."""
+
+    def __init__(self) -> None:
+        self.prepared: dict[str, tuple[str, str, tuple[Slice, ...]]] = {}
+
+    def answer(
+        self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]
+    ) -> api.ContainerAllocateResponse:
+        self.prepare(pod, container, token, slices)
+        return api.ContainerAllocateResponse(envs={"CARDS": ",".join(each.uuid for each in slices), "TOKEN": token})
+
+    def prepare(self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]) -> None:
+        self.prepared[token] = (pod.uid, container, tuple(slices))
+
+    def forget(self, tokens: Collection[str]) -> None:
+        for token in tokens:
+            self.prepared.pop(token, None)
+
+    def kept(self) -> set[str]:
+        return set(self.prepared)
+
+
+class Machine:
+    """A node: cards, a kubelet, and a plugin that can be killed and started again."""
+
+    def __init__(self, folder: Path, *cards: Card, seed: int = 0, policy: Policy = Policy.BINPACK) -> None:
+        self._folder, self._policy = folder, policy
+        self.fleet = Fleet()
+        self.fleet.found(cards or [card(index) for index in range(4)])
+        self.view, self.notes, self.kubelet = View(), Notes(), SimulatedKubelet(seed)
+        self.running: set[str] = set()
+        self.now = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Start the plugin, or another in its place."""
+        self.allocator = Allocator(
+            self._folder,
+            SPOKEN,
+            self.fleet,
+            pods=cast("Pods", self.view),
+            kubelet=cast("Kubelet", self.kubelet),
+            injection=self.notes,
+            policy=self._policy,
+            running=lambda uids: self.running & set(uids),
+            clock=lambda: self.now,
+        )
+        self.kubelet.allocator = self.allocator
+        self.written: list[str] = []
+        self.allocator.deviations = lambda hold: self.written.append(hold.uid)
+        self.allocator.recover()
+
+    def admit(self, *pods: Pod) -> None:
+        """Bind pods and have the kubelet admit them, in its own order."""
+        self.view.put(*pods)
+        for each in pods:
+            self.kubelet.admit(each)
+
+    def end(self, uid: str) -> None:
+        """Delete a pod."""
+        self.view.remove(uid)
+        self.kubelet.forget(uid)
+        self.allocator.collect()
+
+    def cards(self, uid: str, name: str = "c0") -> list[str]:
+        """Say which cards a container was given."""
+        return self.kubelet.cards_of(uid, name)

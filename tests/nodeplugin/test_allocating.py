@@ -1,0 +1,284 @@
+"""Who gets what: the allocator against a kubelet that calls, lists and forgets as the real one does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplugin.allocating import Refused
+from nodeplugin.records import BOOK
+from tests.nodeplugin.simulated import A100_MIB, NAMES, Machine, Refusal, asking, card, pod
+from vcuda.placement import Slice
+
+MIB = 256
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def on(index: int, cores: int = 10, units: int = 1) -> tuple[Slice, ...]:
+    """Place a container on one card."""
+    return (Slice(f"GPU-{index}", cores, units * MIB),)
+
+
+def share(name: str, index: int, *, cores: int = 10, units: int = 1, **more: Any) -> Any:
+    """Make a pod with one share on a card."""
+    return pod(name, asking("c0", cores, units), placed={"c0": on(index, cores, units)}, **more)
+
+
+def test_equal_pods_in_any_order_each_get_their_own(tmp_path: Path) -> None:
+    """Equal counts and other cards: whichever comes first, nobody gets another's."""
+    for seed in range(20):
+        machine = Machine(tmp_path, seed=seed)
+        pods = [share(f"p{number}", number % 4) for number in range(12)]
+        machine.view.put(*pods)
+        for each in sorted(pods, key=lambda each: hash((seed, each.metadata.name))):
+            machine.kubelet.admit(each)
+        assert all(machine.cards(f"uid-p{number}") == [f"GPU-{number % 4}"] for number in range(12))
+        assert machine.kubelet.lost == [], "PodResources was listed while an allocation was being answered"
+        for each in pods:
+            machine.end(each.metadata.uid)
+        assert machine.allocator.holds() == {}
+
+
+def test_a_plugin_killed_between_the_two_calls_goes_on_where_it_was(machine: Machine) -> None:
+    """Nothing needs to be remembered: the kubelet lists the container with its first ids."""
+    machine.kubelet.between = machine.start
+    machine.admit(share("one", 2), share("two", 3))
+    assert machine.cards("uid-one") == ["GPU-2"]
+    assert machine.cards("uid-two") == ["GPU-3"]
+
+
+def test_a_pod_that_is_not_known_yet_is_asked_for(machine: Machine) -> None:
+    """The kubelet may hear of a pod before we do."""
+    late = share("late", 1)
+    machine.view.put(late, seen=False)
+    machine.kubelet.admit(late)
+    assert machine.cards("uid-late") == ["GPU-1"]
+
+
+def test_while_the_api_server_is_away_bound_pods_are_served(machine: Machine) -> None:
+    """Also by a plugin that was started meanwhile, from what the last one knew."""
+    machine.view.put(share("bound", 1))
+    machine.view.is_away = True
+    machine.view.synced = False
+    machine.start()
+    machine.kubelet.admit(machine.view.seen["uid-bound"])
+    assert machine.cards("uid-bound") == ["GPU-1"]
+
+
+def test_init_containers_are_told_by_both_counts(machine: Machine) -> None:
+    """Two pods with init containers of equal cores and other memory."""
+    one = pod("one", asking("c0", 10, 1), inits=[asking("i", 20, 2)], placed={"i": on(0, 20, 2), "c0": on(0)})
+    two = pod("two", asking("c0", 10, 1), inits=[asking("i", 20, 3)], placed={"i": on(1, 20, 3), "c0": on(1)})
+    machine.view.put(one, two)
+    for each in (two, one):
+        machine.kubelet.admit(each)
+    for name, index in (("one", 0), ("two", 1)):
+        assert machine.cards(f"uid-{name}", "i") == machine.cards(f"uid-{name}") == [f"GPU-{index}"]
+
+
+def test_init_containers_that_cannot_be_told_apart_are_refused_where_it_matters(machine: Machine) -> None:
+    """Equal counts and other cards: a guess could give one the other's card."""
+    pods = [
+        pod(name, asking("c0", 10, 1), inits=[asking("i", 20, 2)], placed={"i": on(index, 20, 2), "c0": on(index)})
+        for index, name in enumerate(("one", "two"))
+    ]
+    machine.view.put(*pods)
+    with pytest.raises(
+        Refusal, match=r"cannot be told which of these containers.*default/one container i, default/two"
+    ):
+        machine.kubelet.admit(pods[1])
+    machine.view.remove("uid-two")
+    machine.kubelet.admit(pods[0])
+    assert machine.cards("uid-one", "i") == ["GPU-0"]
+
+
+def test_replicas_whose_init_containers_are_taken_one_for_another_are_put_right(machine: Machine) -> None:
+    """Pods that are alike and that nobody placed: what was written of the one is the other's."""
+    pods = [pod(name, asking("c0", 30, 1), inits=[asking("i", 60, 2)]) for name in ("a", "b")]
+    machine.view.put(*pods)
+    for each in reversed(pods):  # the book takes the first by name; the kubelet takes the last
+        machine.kubelet.admit(each)
+    for each in pods:
+        uid = each.metadata.uid
+        assert machine.cards(uid, "i") == machine.cards(uid), "init container and container share a card"
+        machine.kubelet.start(uid, "i")
+        machine.kubelet.start(uid, "c0")
+    owners = {token: uid for token, (uid, _, _) in machine.notes.prepared.items()}
+    for (uid, _, _), (_, answer) in machine.kubelet.devices.items():
+        if token := answer.envs.get("TOKEN"):
+            assert owners[token] == uid
+
+
+def test_a_kubelet_that_does_not_list_is_served_by_counts(machine: Machine) -> None:
+    """One pod at a time can be told all the same."""
+    machine.kubelet.has_list = False
+    machine.kubelet.has_get = False
+    placed = {"i": on(3, 20, 2), "c0": on(3)}
+    machine.admit(pod("init", asking("c0", 10, 0), inits=[asking("i", 20, 2)], placed=placed))
+    assert machine.cards("uid-init", "i") == ["GPU-3"]
+
+
+def test_one_resource_beside_two_does_not_take_the_others_card(machine: Machine) -> None:
+    """A container that slipped past with one resource cannot be told from another's first call: it may not start."""
+    good = share("good", 1, cores=100, units=1)
+    machine.view.put(good, pod("slipped", asking("c0", 100, 0)))
+    machine.kubelet.admit(machine.view.seen["uid-slipped"])
+    machine.kubelet.admit(good)
+    assert machine.cards("uid-good") == ["GPU-1"]
+    machine.kubelet.start("uid-good", "c0")
+    assert machine.cards("uid-slipped") == []
+    with pytest.raises(Refused, match="no GPU was given to it"):
+        machine.kubelet.start("uid-slipped", "c0")
+
+
+def test_asked_again_the_answer_is_the_same(machine: Machine) -> None:
+    """A kubelet that lost its memory asks for what was given before."""
+    machine.admit(share("one", 2))
+    machine.kubelet.forget("uid-one")
+    machine.kubelet.admit(machine.view.seen["uid-one"])
+    assert machine.cards("uid-one") == ["GPU-2"]
+    assert len(machine.allocator.holds()) == 1
+
+
+def test_a_start_with_another_containers_answer_is_refused(machine: Machine) -> None:
+    """What the kubelet keeps is checked against what was given."""
+    machine.admit(share("one", 0), share("two", 1))
+    one, two = (("uid-one", "c0", NAMES.memory), ("uid-two", "c0", NAMES.memory))
+    cores = [(uid, "c0", NAMES.core) for uid in ("uid-one", "uid-two")]
+    devices = machine.kubelet.devices
+    for first, second in ((one, two), (cores[0], cores[1])):
+        (ids, answer), (other_ids, other) = devices[first], devices[second]
+        devices[first], devices[second] = (ids, other), (other_ids, answer)
+    with pytest.raises(Refused, match="another container's answer"):
+        machine.kubelet.start("uid-one", "c0")
+
+
+def test_a_sick_card_starts_nobody_and_a_well_one_does(machine: Machine) -> None:
+    """A container on a sick card is refused its start, with the reason, until the card is well."""
+    machine.admit(share("one", 2))
+    machine.fleet.fault("GPU-2", "XID 79")
+    with pytest.raises(Refused, match=r"its GPU GPU-2 cannot be used: XID 79"):
+        machine.kubelet.start("uid-one", "c0")
+    machine.fleet.fault("GPU-2", "")
+    machine.kubelet.start("uid-one", "c0")
+
+
+def test_a_pod_promised_a_card_is_not_robbed_by_one_that_nobody_placed(machine: Machine) -> None:
+    """Pods that are bound and have not come yet keep their room."""
+    promised = pod("promised", asking("c0", 100, 1), placed={"c0": (Slice("GPU-0", 100, A100_MIB),)})
+    machine.view.put(promised)
+    machine.admit(pod("free", asking("c0", 50, 1)))
+    assert machine.cards("uid-free") != ["GPU-0"]
+    machine.kubelet.admit(promised)
+    assert machine.cards("uid-promised") == ["GPU-0"]
+    assert machine.written == ["uid-free"], "only what the node chose itself is written"
+
+
+def test_room_of_an_ended_pod_is_found_by_asking(machine: Machine) -> None:
+    """The end has not reached us, but the scheduler saw it and bound the next."""
+    machine.admit(pod("old", asking("c0", 400, 4)))
+    machine.kubelet.forget("uid-old")
+    machine.view.put(pod("old", asking("c0", 400, 4), phase="Succeeded"), seen=False)
+    machine.view.put(pod("new", asking("c0", 400, 4)))
+    machine.kubelet.admit(machine.view.there["uid-new"])
+    assert len(machine.cards("uid-new")) == 4
+
+
+def test_processes_of_a_pod_deleted_by_force_hold_its_cards(machine: Machine) -> None:
+    """Gone from the API server, still running: nobody else gets the card."""
+    machine.admit(pod("forced", asking("c0", 100, 1)))
+    machine.running.add("uid-forced")
+    machine.view.remove("uid-forced")
+    assert machine.allocator.collect() == {"uid-forced"}
+    assert "uid-forced" in machine.allocator.holds()
+    machine.running.clear()
+    assert machine.allocator.collect() == set()
+    assert machine.allocator.holds() == {}
+
+
+def test_nothing_is_let_go_of_while_the_api_server_has_not_been_heard(machine: Machine) -> None:
+    """A plugin that knows nothing yet must not think that all pods are gone."""
+    machine.admit(share("one", 2))
+    machine.view.remove("uid-one")
+    machine.view.synced = False
+    machine.allocator.collect()
+    assert "uid-one" in machine.allocator.holds()
+
+
+def test_an_ancestors_pod_keeps_its_card(machine: Machine) -> None:
+    """Cards that gpu-manager gave away are read from its annotations, by minor number."""
+    annotations = {"tencent.com/predicate-gpu-idx-0": "5", "tencent.com/gpu-assigned": "true"}
+    limits = {"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "60"}
+    old = pod("old", {"name": "c0", "resources": {"limits": limits}}, annotations=annotations, phase="Running")
+    machine.view.put(old)
+    machine.allocator.collect()
+    assert machine.allocator.holds()["uid-old"].held == {"GPU-1": (100, A100_MIB)}
+    machine.admit(pod("three", asking("c0", 300, 3)))
+    assert sorted(machine.cards("uid-three")) == ["GPU-0", "GPU-2", "GPU-3"]
+
+
+def populated(machine: Machine) -> dict[str, Any]:
+    """Run pods of many shapes, and give the book."""
+    machine.admit(
+        share("one", 0, cores=3, units=2),
+        pod("two", asking("a", 2, 2), asking("b", 2, 2)),
+        pod("four", asking("c0", 1, 1), inits=[asking("i", 3, 4), asking("s", 5, 1, sidecar=True)]),
+    )
+    return dict(machine.allocator.holds())
+
+
+def test_a_book_cut_off_anywhere_is_rebuilt_the_same(machine: Machine, tmp_path: Path) -> None:
+    """Truncated at every byte: the kubelet's record has everything that the book had."""
+    before = populated(machine)
+    content = (tmp_path / BOOK).read_bytes()
+    for length in range(len(content)):
+        (tmp_path / BOOK).write_bytes(content[:length])
+        machine.start()
+        assert essence(machine.allocator.holds()) == essence(before), f"cut at {length}"
+    (tmp_path / BOOK).unlink()
+    machine.start()
+    assert essence(machine.allocator.holds()) == essence(before)
+
+
+def essence(holds: Any) -> dict[str, Any]:
+    """Give what matters of a book: who has what; not who chose it."""
+    return {uid: (hold.placed, hold.held, hold.containers) for uid, hold in holds.items()}
+
+
+def test_a_book_that_cannot_be_written_gives_nothing_away(machine: Machine, tmp_path: Path) -> None:
+    """What is not on the disk is not given: a full disk refuses pods, and loses nothing."""
+    machine.admit(share("one", 0))
+    (tmp_path / f".{BOOK}.new").mkdir()
+    with pytest.raises(Refusal, match="cannot be written"):
+        machine.admit(share("two", 1))
+    assert set(machine.allocator.holds()) == {"uid-one"}
+    (tmp_path / f".{BOOK}.new").rmdir()
+    machine.kubelet.admit(machine.view.seen["uid-two"])
+    assert machine.cards("uid-two") == ["GPU-1"]
+
+
+def test_duplicate_ids_do_not_matter(machine: Machine) -> None:
+    """A kubelet that forgot an allocation in flight gives its ids to the next; the placement is the truth."""
+    machine.admit(share("one", 0))
+    machine.kubelet.in_use = {}
+    machine.admit(share("two", 1))
+    assert (machine.cards("uid-one"), machine.cards("uid-two")) == (["GPU-0"], ["GPU-1"])
+    machine.kubelet.start("uid-one", "c0")
+    machine.kubelet.start("uid-two", "c0")
+
+
+def test_mixed_cards_and_unknown_memory(tmp_path: Path) -> None:
+    """A pod gets cards of one model; one whose memory nobody knows is given as a whole only."""
+    machine = Machine(
+        tmp_path, card(0), card(1, 15360, "Tesla T4"), card(2, 0, "NVIDIA GB10"), card(3, 15360, "Tesla T4")
+    )
+    machine.admit(pod("pair", asking("c0", 200, 2)))
+    assert sorted(machine.cards("uid-pair")) == ["GPU-1", "GPU-3"]
+    machine.admit(pod("part", asking("c0", 10, 1)))
+    assert machine.cards("uid-part") == ["GPU-0"]
+    machine.admit(pod("all", asking("c0", 100, 1)))
+    assert machine.cards("uid-all") == ["GPU-2"]
