@@ -110,6 +110,41 @@ def test_every_container_is_restricted() -> None:
             assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
 
 
+def test_the_node_plugin_runs_where_ancestors_ran() -> None:
+    """On nodes that were marked for gpu-manager or for AWS's plugin; and its Service has gpu-manager's name."""
+    found = objects()
+    pod = one(found, "DaemonSet", "quotient-nodeplugin")["spec"]["template"]["spec"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    marks = {(each["matchExpressions"][0]["key"], *each["matchExpressions"][0]["values"]) for each in terms}
+    assert {("nvidia-device-enable", "enable"), ("k8s.amazonaws.com/accelerator", "vgpu")} <= marks
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    service = one(found, "Service", "gpu-manager-metric")
+    assert service["spec"]["ports"][0]["port"] == 5678
+    assert (
+        service["spec"]["selector"].items()
+        <= one(found, "DaemonSet", "quotient-nodeplugin")["spec"]["template"]["metadata"]["labels"].items()
+    )
+
+
+def test_folders_of_the_node_plugin_are_the_same_on_the_host_and_in_the_pod() -> None:
+    """The kubelet is told host paths below them."""
+    config = {"nodePlugin": {"folder": "/data/quotient", "devicePlugins": "/data/kubelet/device-plugins"}}
+    pod = one(objects(f"config={json.dumps(config)}"), "DaemonSet", "quotient-nodeplugin")["spec"]["template"]["spec"]
+    volumes = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    assert volumes["state"] == mounts["state"] == "/data/quotient"
+    assert volumes["device-plugins"] == mounts["device-plugins"] == "/data/kubelet/device-plugins"
+    assert all(volumes[name] == mounts[name] for name in ("pod-resources", "cdi"))
+
+
+def test_without_the_node_plugin_nothing_is_privileged() -> None:
+    """Whoever has another one installs the rest alone, in a namespace that allows less."""
+    found = objects('nodePlugin={"enabled": false}', "namespace.create=true")
+    assert not [each for each in found if "nodeplugin" in each["metadata"]["name"]]
+    labels = one(found, "Namespace", SYSTEM)["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
 def test_no_rule_has_a_wildcard() -> None:
     """And none grants secrets to the webhook, or all secrets to anybody."""
     for role in (each for each in objects() if each["kind"] in ("Role", "ClusterRole")):

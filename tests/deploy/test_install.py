@@ -302,7 +302,7 @@ def granted(real: RealCluster, account: str, namespace: str) -> set[Right]:
 def check_rights(real: RealCluster) -> None:
     """No account may do more than is documented, nor less; what everybody may do, one without rights knows."""
     everybody = granted(real, f"{TEAM}:default", TEAM)
-    for account in ("quotient-webhook", "quotient-controller"):
+    for account in ("quotient-webhook", "quotient-controller", "quotient-nodeplugin"):
         everywhere = documented(account, "everywhere")
         assert granted(real, f"{SYSTEM}:{account}", TEAM) - everybody == everywhere
         inside = everywhere | documented(account, "own namespace")
