@@ -109,7 +109,17 @@ def git(*arguments: str) -> str:
 
 
 # Files that take longest: where several run side by side, these begin, so that none of them is left for the end.
-SLOW = ("test_install", "test_faults", "test_quotas_for_real", "test_real_cluster", "test_real_api", "test_serving")
+SLOW = (
+    "test_install",
+    "test_node",
+    "test_faults",
+    "test_restarts",
+    "test_shapes",
+    "test_quotas_for_real",
+    "test_real_cluster",
+    "test_real_api",
+    "test_serving",
+)
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.cluster.binaries import BuildError, cache_dir, helm, kubernetes, locked, say
-from tests.cluster.debian import programs
+from tests.cluster.debian import newer_containerd, programs
 from tests.cluster.keeper import ROOT
 from tests.cluster.pods import run_to_end
 from tests.cluster.quotient import give_image, install_chart
@@ -85,6 +85,7 @@ def parts() -> None:
     kubernetes()
     helm()
     programs()
+    newer_containerd()
 
 
 def main(arguments: list[str]) -> None:

@@ -16,6 +16,8 @@ from tests.cluster.binaries import BuildError, cache_dir, locked, say
 
 PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "libseccomp2")
 MARK = ".complete-1"
+# The release whose containerd is used where one is needed that reads CDI files.
+NEWER = "trixie"
 
 
 def programs(packages: Sequence[str] = PACKAGES, purpose: str = "") -> Path:
@@ -27,6 +29,51 @@ def programs(packages: Sequence[str] = PACKAGES, purpose: str = "") -> Path:
             fetch(folder, packages)
             (folder / MARK).touch()
     return folder
+
+
+def newer_containerd() -> Path:
+    """Give a folder with a containerd that reads CDI files: 1.7 or newer, of the first Debian that has one."""
+    folder = cache_dir() / "debian" / f"containerd-{NEWER}-{platform.machine()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / ".lock"):
+        if not (folder / MARK).exists():
+            fetch_newer(folder)
+            (folder / MARK).touch()
+    return folder
+
+
+def fetch_newer(folder: Path) -> None:
+    """Download containerd of a newer release, with lists of its own: the machine's stay as they are."""
+    say(f"fetching containerd of Debian {NEWER} into {folder}; once per machine")
+    with tempfile.TemporaryDirectory(prefix="quotient-debian-") as scratch:
+        place = Path(scratch)
+        for part in ("lists/partial", "cache/archives/partial"):
+            (place / part).mkdir(parents=True)
+        signed = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
+        (place / "sources.list").write_text(f"deb {signed} {mirror()} {NEWER} main\n")
+        options = {
+            "Dir::Etc::sourcelist": place / "sources.list",
+            "Dir::Etc::sourceparts": "-",
+            "Dir::State::lists": place / "lists",
+            "Dir::Cache": place / "cache",
+        }
+        apt = ["apt-get", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
+        run(*apt, "update")
+        run(*apt, "download", "containerd", cwd=scratch)
+        for package in place.glob("*.deb"):
+            run("dpkg-deb", "--extract", str(package), str(folder))
+
+
+def mirror() -> str:
+    """Find the mirror that this machine takes Debian's packages from; it has the other releases as well."""
+    command = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
+    for _ in range(2):
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+        for origin, label, address in (line.split(" ", 2) for line in listed if line.count(" ") > 1):
+            if (origin, label) == ("Debian", "Debian"):
+                return address
+        run("apt-get", "update")  # a new machine has no lists yet
+    raise BuildError(f"no mirror of Debian here, from which containerd of {NEWER} could be taken")
 
 
 def codename() -> str:

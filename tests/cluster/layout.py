@@ -24,6 +24,7 @@ BRIDGE = "cni0"
 NODE_NAME = "node-1"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 RUN = "/run/quotient"
+CDI = "/run/cdi"
 # Every process of a cluster but those in its containers carries this variable, with the cluster's ident.
 MARK = "QUOTIENT_TEST_CLUSTER"
 
@@ -53,6 +54,8 @@ class Layout(Struct, frozen=True):
     state: Path
     kubernetes: Path
     debian: Path
+    # A containerd that reads CDI files; None: the one of this machine's Debian, whichever it is.
+    newer: Path | None = None
 
     @property
     def kubeconfig(self) -> Path:
@@ -82,7 +85,8 @@ class Layout(Struct, frozen=True):
 
 def placed(order: dict[str, Any]) -> Layout:
     """Give the layout that an order was written for."""
-    return Layout(order["ident"], Path(order["state"]), Path(order["kubernetes"]), Path(order["debian"]))
+    newer = Path(order["newer"]) if order.get("newer") else None
+    return Layout(order["ident"], Path(order["state"]), Path(order["kubernetes"]), Path(order["debian"]), newer)
 
 
 class Program(Struct, frozen=True):
@@ -166,6 +170,7 @@ def write_containerd(layout: Layout) -> None:
         ],
     }
     (layout.state / "cni" / "10-quotient.conflist").write_text(json.dumps(network))
+    cdi = f"\n  enable_cdi = true\n  cdi_spec_dirs = [{json.dumps(CDI)}]" if layout.newer else ""
     # The machine may lack CAP_SYS_RESOURCE: without restrict_oom_score_adj runc then dies on its first container.
     (layout.state / "containerd.toml").write_text(f"""
 version = 2
@@ -176,7 +181,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
   address = "{CONTAINERD_SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "quotient.test/pause:1"
-  restrict_oom_score_adj = true
+  restrict_oom_score_adj = true{cdi}
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{layout.debian}/usr/lib/cni"
     conf_dir = "{layout.state}/cni"
@@ -224,7 +229,8 @@ def write_kubelet(layout: Layout) -> None:
 def programs(layout: Layout) -> dict[str, Program]:
     """Write each program's command line."""
     state, pki, kubernetes, debian = layout.state, layout.state / "pki", layout.kubernetes, layout.debian
-    path = f"{debian}/usr/bin:{debian}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+    containerd = (layout.newer or debian) / "usr/bin"
+    path = f"{containerd}:{debian}/usr/bin:{debian}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
     folders = [*debian.glob("usr/lib/*-linux-gnu*"), *debian.glob("lib/*-linux-gnu*")]
     libraries = {"PATH": path, "LD_LIBRARY_PATH": ":".join(map(str, folders))}
     apiserver = [
@@ -262,7 +268,7 @@ def programs(layout: Layout) -> dict[str, Program]:
         "kube-scheduler": Program(
             [f"{kubernetes}/kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false"]
         ),
-        "containerd": Program([f"{debian}/usr/bin/containerd", f"--config={state}/containerd.toml"], libraries),
+        "containerd": Program([f"{containerd}/containerd", f"--config={state}/containerd.toml"], libraries),
         "kubelet": Program(
             [
                 f"{kubernetes}/kubelet",
@@ -297,9 +303,10 @@ def quotient_nodeplugin(layout: Layout) -> Program:
         f"cluster.kubeconfig={layout.state}/quotient-nodeplugin.kubeconfig",
         f"nodePlugin.nodeName={NODE_NAME}",
         f"nodePlugin.driverRoot={layout.driver}",
+        f"nodePlugin.injection={'cdi' if layout.newer else 'auto'}",
         "nodePlugin.health.pollS=0.5",
         "nodePlugin.health.recoverAfterS=6",
-        "nodePlugin.cdi=/run/cdi",
+        f"nodePlugin.cdi={CDI}",
         "monitor.address=127.0.0.1",
         f"monitor.port={MONITOR_PORT}",
     )

@@ -42,12 +42,15 @@ class RealCluster:
         self._lifelines: list[tuple[int, subprocess.Popen[bytes]]] = []
 
     @classmethod
-    def start(cls, *, node: bool = False, state: Path | None = None, detached: bool = False) -> "RealCluster":
-        """Start a cluster and wait until its API (and its node) is ready."""
+    def start(
+        cls, *, node: bool = False, state: Path | None = None, detached: bool = False, cdi: bool = False
+    ) -> "RealCluster":
+        """Start a cluster and wait until its API (and its node) is ready; with `cdi`, its runtime reads CDI files."""
         kubernetes, packages = binaries.kubernetes(), debian.programs()
         folder = state or Path(tempfile.mkdtemp(prefix="quotient-cluster-"))
         folder.mkdir(parents=True, exist_ok=True)
-        cluster = cls(Layout(uuid.uuid4().hex[:8], folder, kubernetes, packages))
+        newer = debian.newer_containerd() if cdi else None
+        cluster = cls(Layout(uuid.uuid4().hex[:8], folder, kubernetes, packages, newer))
         try:
             cluster._keeper = start_keeper(cluster.layout, detached=detached)
             cluster._bring_up(node=node)
@@ -237,6 +240,7 @@ def write_order(place: Layout, programs: dict[str, layout.Program]) -> None:
         "state": str(place.state),
         "kubernetes": str(place.kubernetes),
         "debian": str(place.debian),
+        "newer": str(place.newer or ""),
         "control": str(place.control),
         "cgroup": place.cgroup,
         "busybox": str(place.debian / "bin/busybox"),
