@@ -40,6 +40,7 @@ chaos: $(READY) cluster-parts ## 10,000 creations while replicas, controllers an
 bench: $(READY) cluster-parts ## Measure what the README claims, beside its yardsticks; results go to bench/results/
 	@$(BIN)/python -m bench.webhook
 	@$(BIN)/python -m bench.quota
+	@$(BIN)/python -m bench.nodeplugin
 
 fuzz: $(READY) ## Fuzz what reads input with atheris, a minute for each target
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install --quiet --require-hashes -r requirements-fuzz.lock

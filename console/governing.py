@@ -16,6 +16,7 @@ from ledger.books import Books
 from ledger.committing import Cashier
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
+from vcuda.model import parse_model
 from vcuda.names import QUOTA_STATUS, STATUS_KEY
 from webhook.admission import Admission
 from webhook.answering import JSON, MUTATE, VALIDATE, Responder
@@ -73,6 +74,11 @@ class Governed:
             for each in cluster.list(CONFIG_MAPS).items
             if each.metadata.name == QUOTA_STATUS
         }
+
+    def grants(self, namespace: str, model: str) -> bool:
+        """Tell whether a namespace's quotas allow a model at all: what it is not charged for it must not run on."""
+        quotas, _ = self._policies.quotas(namespace)
+        return all(quota.grants(parse_model(model)) for quota in quotas)
 
     def _until(self, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + CALM_S

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -20,9 +21,11 @@ from cluster.informer import Informer
 from cluster.memory import MemoryCluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, Node, Pod
 from console.governing import Governed
+from console.kubelet import FAILED, RUNNING, choose
 from console.printing import wide_console
 from console.quotas import show_status
-from console.simulated import MACHINES, node
+from console.simulated import MACHINES, SimulatedNode, node
+from nodeplugin.fake import NoCompiler, library
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
@@ -30,6 +33,7 @@ from vcuda.decision import Unavailable
 from vcuda.document import DocumentError, parse_documents
 from vcuda.inventory import decode_inventory
 from vcuda.names import Names
+from vcuda.placement import decode_placement, encode_placement
 from vcuda.pod import PodSpec
 from vcuda.request import Reading, read_pod
 from vcuda.vocabulary import Share
@@ -38,10 +42,11 @@ from webhook.service import rules_of
 SYNC_S = 10.0
 LOOK_EVERY_S = 1.0
 CATCH_UP_S = 0.01
-NOT_YET = (
-    "Pods are admitted and charged here by Quotient's own code, not yet placed: "
-    "the scheduler and the node plugin are still to come."
+NOTE = (
+    "Pods are admitted, charged and given their cards here by Quotient's own code, the node plugin included; "
+    "the driver, the kubelet and the scheduler are small stand-ins, and nothing runs."
 )
+NO_PLUGIN = "No C compiler here, so there is no fake driver for the node plugin: pods are admitted and charged only."
 DENIED = " denied the request: "
 
 Seen = dict[Path, float]
@@ -76,7 +81,11 @@ class LocalRun:
         self._names, self._unit_mib, self._language = rules.names, rules.language.unit_mib, rules.language
         self._console = console
         self._cluster = MemoryCluster()
+        self._configuration = configuration
+        self._machines: list[SimulatedNode] = []
         self._governed = Governed(self._cluster, configuration)
+        # Why pods are on no node.
+        self._waiting: dict[str, str] = {}
         self._quotas: list[tuple[str, str]] = []
         # How each container was written, before it was rewritten.
         self._written: dict[str, dict[str, str]] = {}
@@ -86,14 +95,31 @@ class LocalRun:
 
     def start(self, files: tuple[Path, ...]) -> None:
         """Fill the cluster and show it."""
-        for machine in MACHINES:
-            self._cluster.create(NODES, node(machine, self._names, self._unit_mib))
+        self._start_nodes()
         self._governed.start()
         self._apply(files)
         for informer in (self._nodes, self._pods):
             informer.start()
             informer.wait_synced(SYNC_S)
         self._show()
+
+    def _start_nodes(self) -> None:
+        """Start a node plugin for each machine; without a driver for them, only say what there would be."""
+        try:
+            library()
+        except NoCompiler:
+            for machine in MACHINES:
+                self._cluster.create(NODES, node(machine, self._names, self._unit_mib))
+            return
+        self._machines = [SimulatedNode(self._cluster, machine, self._configuration) for machine in MACHINES]
+        for started in self._machines:
+            started.start()
+        self._until(lambda: all(each.ready for each in self._machines))
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SYNC_S
+        while not condition() and time.monotonic() < deadline:
+            self._ending.wait(CATCH_UP_S)
 
     def follow(self, files: tuple[Path, ...]) -> None:
         """Wait until interrupted; apply files again when they change."""
@@ -111,6 +137,10 @@ class LocalRun:
     def stop(self) -> None:
         """End the informers, and Quotient."""
         self._governed.stop()
+        for started in self._machines:
+            started.end()
+        for started in self._machines:
+            started.stop()
         for informer in (self._nodes, self._pods):
             informer.stop()
 
@@ -123,6 +153,9 @@ class LocalRun:
             if pod.metadata.finalizers:
                 self._cluster.patch(PODS, *address, {"metadata": {"finalizers": None}})
             self._cluster.delete(PODS, *address, grace_s=0)
+        for started in self._machines:
+            started.sync()
+            started.plugin.allocator.collect()
         self._governed.calm_down()
         if not files:
             self._apply_text("samples", self._samples())
@@ -205,6 +238,7 @@ class LocalRun:
 
     def _show(self) -> None:
         """Print nodes and pods as Quotient sees them now."""
+        self._run_pods()
         self._catch_up()
         pods = sorted(self._pods.all(), key=title)
         readings = {title(pod): read_pod(pod.spec, pod.metadata.annotations, self._language) for pod in pods}
@@ -213,14 +247,42 @@ class LocalRun:
         self._governed.calm_down()
         for namespace, status in sorted(self._governed.status(self._cluster).items()):
             show_status(namespace, status, "Quota of namespace ")
-        self._console.print(f"[dim]{NOT_YET}[/dim]")
+        self._console.print(f"[dim]{NOTE if self._machines else NO_PLUGIN}[/dim]")
+
+    def _run_pods(self) -> None:
+        """Bind pods, and have their nodes admit them; wait until it is known what they got."""
+        self._waiting.clear()
+        unbound = [pod for pod in self._cluster.list(PODS).items if not pod.spec.node_name]
+        for pod in unbound if self._machines else ():
+            known = self._cluster.list(PODS).items
+            nodes = self._cluster.list(NODES).items
+            namespace = pod.metadata.namespace
+            chosen = choose(
+                pod,
+                nodes,
+                known,
+                self._language,
+                lambda model: self._governed.grants(namespace, model),  # noqa: B023
+            )
+            if isinstance(chosen, str):
+                self._waiting[title(pod)] = chosen
+                continue
+            where, placed = chosen
+            noted = {self._names.placement: encode_placement(placed)}
+            address = pod.metadata.name, pod.metadata.namespace
+            self._cluster.bind(*address, where, uid=pod.metadata.uid, annotations=noted)
+        for started in self._machines:
+            started.sync()
+        self._until(lambda: not any(self._is_undecided(pod) for pod in self._cluster.list(PODS).items))
+
+    def _is_undecided(self, pod: Pod) -> bool:
+        """Tell whether a pod is on a node that has not said yet what became of it."""
+        return bool(pod.spec.node_name) and pod.status.phase not in (RUNNING, FAILED)
 
     def _catch_up(self) -> None:
         """Wait until the informer has seen what was just applied."""
-        wanted = {pod.metadata.uid for pod in self._cluster.list(PODS).items}
-        deadline = time.monotonic() + SYNC_S
-        while {pod.metadata.uid for pod in self._pods.all()} != wanted and time.monotonic() < deadline:
-            self._ending.wait(CATCH_UP_S)
+        wanted = {pod.metadata.uid: pod.metadata.resource_version for pod in self._cluster.list(PODS).items}
+        self._until(lambda: {pod.metadata.uid: pod.metadata.resource_version for pod in self._pods.all()} == wanted)
 
     def _node_table(self) -> Table:
         table = Table(
@@ -232,7 +294,8 @@ class LocalRun:
         return table
 
     def _pod_table(self, readings: dict[str, Reading]) -> Table:
-        columns = ("pod", "container", "written in", "cores", "memory", "pod in all")
+        columns = ("pod", "container", "written in", "cores", "memory", "pod in all", "on")
+        places = {title(pod): self._place_of(pod) for pod in self._pods.all()}
         table = Table(*columns, title="Pods, as Quotient admits them", title_justify="left", box=SIMPLE_HEAD)
         for pod, reading in readings.items():
             cores, units = reading.request.resources()
@@ -245,10 +308,23 @@ class LocalRun:
                     str(each.share.cores),
                     self._memory(each.share),
                     "" if first else f"{cores} + {units}",
+                    escape(places[pod].get(each.name, places[pod].get("", ""))),
                 )
         table.caption = "In all: vcuda-core + vcuda-memory, as the scheduler counts them"
         table.caption_justify = "left"
         return table
+
+    def _place_of(self, pod: Pod) -> dict[str, str]:
+        """Say on which cards each container is, or under no name why it is on none."""
+        if pod.status.phase == FAILED:
+            return {"": pod.status.message}
+        if not pod.spec.node_name:
+            return {"": self._waiting.get(title(pod), "")}
+        placed = decode_placement(pod.metadata.annotations.get(self._names.placement, "")) or {}
+        return {
+            name: f"{pod.spec.node_name}: GPU " + ", ".join(each.uuid.rpartition("-")[2] for each in slices)
+            for name, slices in placed.items()
+        }
 
     def _memory(self, share: Share) -> str:
         if share.cards:

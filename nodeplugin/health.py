@@ -17,6 +17,8 @@ from settings.configuration import Health
 # Reported for every card that the driver cannot name.
 ALL = ""
 MOST_FAULTS = 2
+# How long the driver is listened to at a time, and so how long an end may take.
+LISTEN_S = 1.0
 
 
 class Watch:
@@ -122,7 +124,7 @@ class Watch:
                 if listening != (cards := self._fleet.cards()):
                     self._driver.listen(cards)
                     listening = cards
-                if (event := self._driver.wait(self._settings.poll_s)) is not None:
+                if (event := self._driver.wait(min(self._settings.poll_s, LISTEN_S))) is not None:
                     self.heard(event.uuid, event.xid)
             except DriverError as wrong:
                 self._log.warning("driver_does_not_report", cause=str(wrong))

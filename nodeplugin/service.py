@@ -50,7 +50,7 @@ class CannotServe(Exception):  # noqa: N818 - the configuration's fault, or the 
 class Service:
     """The parts of a running plugin, and how it is with them."""
 
-    def __init__(self, configuration: Configuration, cluster: Cluster) -> None:
+    def __init__(self, configuration: Configuration, cluster: Cluster, driver: Driver | None = None) -> None:
         settings = configuration.node_plugin
         self.node = settings.node_name or socket.gethostname()
         self._cluster, self._unit_mib = cluster, configuration.memory_unit_mib
@@ -58,7 +58,8 @@ class Service:
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
         self.host_driver = HostDriver(Path(settings.host_root), settings.driver_root)
-        self.driver = Driver(self.host_driver.library())
+        self.driver = driver or Driver()
+        self.driver.library = self.host_driver.library()
         boot = boot_id()
         self.fleet = Fleet(remembered_cards(self._folder, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")

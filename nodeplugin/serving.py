@@ -100,7 +100,7 @@ class Plugin(api_grpc.DevicePluginServicer):
                 self.resource, each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
             )
             answer.container_responses.add(deviceIDs=chosen)
-        self._observe("prefer", time.monotonic() - began, True)  # noqa: FBT003 - whether it went well
+        self._went_well("prefer", began)
         return answer
 
     def Allocate(self, request: api.AllocateRequest, context: grpc.ServicerContext) -> api.AllocateResponse:  # noqa: N802
@@ -110,7 +110,7 @@ class Plugin(api_grpc.DevicePluginServicer):
             given = [self._allocator.allocate(self.resource, each.devices_ids) for each in request.container_requests]
         except Exception as wrong:  # the outermost frame of the call
             self._refuse("allocate", wrong, began, context)
-        self._observe("allocate", time.monotonic() - began, True)  # noqa: FBT003
+        self._went_well("allocate", began)
         return api.AllocateResponse(container_responses=given)
 
     def PreStartContainer(  # noqa: N802
@@ -122,8 +122,13 @@ class Plugin(api_grpc.DevicePluginServicer):
             self._allocator.prestart(self.resource, request.devices_ids)
         except Exception as wrong:  # the outermost frame of the call
             self._refuse("start", wrong, began, context)
-        self._observe("start", time.monotonic() - began, True)  # noqa: FBT003
+        self._went_well("start", began)
         return api.PreStartContainerResponse()
+
+    def _went_well(self, step: str, began: float) -> None:
+        took_s = time.monotonic() - began
+        self._observe(step, took_s, True)  # noqa: FBT003 - whether it went well
+        self._log.debug("answered", step=step, took_ms=round(took_s * 1000, 3))
 
     def _refuse(self, step: str, wrong: Exception, began: float, context: grpc.ServicerContext) -> NoReturn:
         self._observe(step, time.monotonic() - began, False)  # noqa: FBT003

@@ -125,9 +125,8 @@ def write_identities(layout: Layout) -> None:
     for name, (user, groups) in IDENTITIES.items():
         token = secrets.token_hex(16)
         rows.append(f"{token},{user},{name}" + (f',"{groups}"' if groups else ""))
+        (layout.state / f"{name}.token").write_text(token)
         write_kubeconfig(layout, layout.state / f"{name}.kubeconfig", token, f"https://127.0.0.1:{API_PORT}")
-        if name == ADMIN:
-            (layout.state / "admin.token").write_text(token)
     (layout.state / "tokens.csv").write_text("\n".join(rows) + "\n")
 
 
@@ -297,10 +296,9 @@ def quotient_controller(layout: Layout) -> Program:
 
 
 def quotient_nodeplugin(layout: Layout) -> Program:
-    """Write the command line of Quotient's node plugin; its driver is a fake one, in a folder of the cluster's."""
-    return quotient(
+    """Write the command line of Quotient's node plugin, as in a pod, on a fake driver."""
+    made = quotient(
         "nodeplugin",
-        f"cluster.kubeconfig={layout.state}/quotient-nodeplugin.kubeconfig",
         f"nodePlugin.nodeName={NODE_NAME}",
         f"nodePlugin.driverRoot={layout.driver}",
         f"nodePlugin.injection={'cdi' if layout.newer else 'auto'}",
@@ -309,7 +307,10 @@ def quotient_nodeplugin(layout: Layout) -> Program:
         f"nodePlugin.cdi={CDI}",
         "monitor.address=127.0.0.1",
         f"monitor.port={MONITOR_PORT}",
+        "log.level=debug",
     )
+    where = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(API_PORT)}
+    return Program(made.argv, made.env | where)
 
 
 def quotient_webhook(layout: Layout) -> Program:

@@ -86,6 +86,7 @@ def test_local_shows_samples_in_every_way_of_asking() -> None:
         "tencent.com/vcuda",
         "k8s.amazonaws.com/vgpu",
         "7680 MiB",
+        "gpu-a: GPU 0, 1",
     ):
         assert word in done.output
     assert "samples:" not in done.output, "every sample is taken"

@@ -13,7 +13,7 @@ from nodeplugin import fake
 MAJOR = 195
 VERSION = "550.54.15"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-PRODUCTS = {"A100": ("NVIDIA A100-SXM4-40GB", 40960), "T4": ("Tesla T4", 15360)}
+PRODUCTS = {"H200": ("NVIDIA H200", 196608), "A100": ("NVIDIA A100-SXM4-40GB", 40960), "T4": ("Tesla T4", 15360)}
 
 
 def cards(*kinds: str) -> list[dict[str, Any]]:

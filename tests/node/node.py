@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from cluster.account import ACCOUNT
 from cluster.api import ApiCluster, connect
 from cluster.errors import NotFound
 from cluster.objects import NODES, PODS, Pod
@@ -83,7 +84,10 @@ class GpuNode:
         self.kinds = kinds
 
     def start(self) -> "GpuNode":
-        """Start the plugin, and wait until the node offers its cards."""
+        """Start the plugin with its account, as in a pod, and wait until the node offers its cards."""
+        state = self.cluster.layout.state
+        for source, target in ((f"{NODE_PLUGIN}.token", "token"), ("pki/ca.crt", "ca.crt")):
+            self.cluster.enter("install", "-D", str(state / source), str(ACCOUNT / target))
         self.cluster.run(NODE_PLUGIN)
         self.wait_offered()
         return self
