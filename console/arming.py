@@ -14,14 +14,17 @@ HEARD_S = 2.0
 
 
 @click.command()
+@click.option("--for-good", is_flag=True, help="Before Quotient is removed: judge no pod any more.")
 @click.pass_obj
-def disarm(loaded: Loaded) -> None:
+def disarm(loaded: Loaded, *, for_good: bool) -> None:
     """Let pods with GPUs through unchecked while the webhook does not answer: the emergency exit.
 
-    The webhook is asked all the same, and where it answers, its answer holds. It stays so until `quotient arm`. Also
-    run before Quotient is uninstalled, so that nobody is held up meanwhile.
+    The webhook is asked all the same, and where it answers, its answer holds. It stays so until `quotient arm`.
     """
-    write(loaded.configuration, "never")
+    write(loaded.configuration, "never", for_good=for_good)
+    if for_good:
+        click.echo("no pod is judged any more; what Quotient consists of can be removed", err=True)
+        return
     click.echo("pods with GPUs no longer wait for the webhook; take it back with: quotient arm", err=True)
 
 
@@ -33,9 +36,10 @@ def arm(loaded: Loaded) -> None:
     click.echo("the controller insists on an answer as soon as the webhook gives one: see quotient doctor", err=True)
 
 
-def write(configuration: Configuration, how: str) -> None:
+def write(configuration: Configuration, how: str, *, for_good: bool = False) -> None:
     """Note it where the controller looks, and do at once what does not need it."""
     from cluster.errors import ApiError, NotFound  # noqa: PLC0415 - only what runs is loaded
+    from cluster.objects import VALIDATING_HOOKS  # noqa: PLC0415
     from controller.hooks import ARM, KINDS, NAME, Hooks  # noqa: PLC0415
 
     cluster = connected(configuration)
@@ -43,11 +47,14 @@ def write(configuration: Configuration, how: str) -> None:
     try:
         for kind in KINDS:
             try:
-                cluster.patch(kind, NAME, "", {"metadata": {"annotations": {ARM: how}}})
+                # API servers hear of two configurations one after the other: a pod that is no longer rewritten and
+                # still judged would be refused.
+                gone = {"webhooks": []} if for_good and kind is VALIDATING_HOOKS else {}
+                cluster.patch(kind, NAME, "", {"metadata": {"annotations": {ARM: how}}, **gone})
                 found += 1
             except NotFound:
                 continue
-        if Hooks(cluster, configuration.system_namespace).arm(armed=None):
+        if Hooks(cluster, configuration.system_namespace).arm(armed=None) or for_good:
             time.sleep(HEARD_S)
     except (ApiError, Unavailable) as refused:
         raise click.UsageError(str(refused)) from None
