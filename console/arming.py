@@ -49,7 +49,7 @@ def write(configuration: Configuration, how: str, *, for_good: bool = False) -> 
             try:
                 # API servers hear of two configurations one after the other: a pod that is no longer rewritten and
                 # still judged would be refused.
-                gone = {"webhooks": []} if for_good and kind is VALIDATING_HOOKS else {}
+                gone: dict[str, list[str]] = {"webhooks": []} if for_good and kind is VALIDATING_HOOKS else {}
                 cluster.patch(kind, NAME, "", {"metadata": {"annotations": {ARM: how}}, **gone})
                 found += 1
             except NotFound:

@@ -1,4 +1,4 @@
-"""Nodes with GPUs, each a cluster of its own: these tests break what others would share."""
+"""A node with GPUs, in a cluster of its own: these tests break what others would share."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tests.cluster.real import RealCluster
 from tests.node.node import GpuNode
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gpu_node(real_cluster_possible: None) -> Iterator[GpuNode]:
     """A node of four cards of 40 GiB, with its plugin."""
     cluster = RealCluster.start(node=True)
