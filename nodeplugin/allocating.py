@@ -60,11 +60,15 @@ class Injection(Protocol):
 
 
 class Pending(Struct, frozen=True):
-    """What was found out when the kubelet asked which ids we prefer; the allocation follows at once."""
+    """What was found out when the kubelet asked which ids we prefer; the allocation follows at once.
+
+    `unlisted` says that the kubelet did not list its containers, so that counts have to tell all of them.
+    """
 
     call: Call
     target: Target | None = None
     ambiguous: str = ""
+    unlisted: bool = False
 
 
 class Allocator:
@@ -155,7 +159,7 @@ class Allocator:
         self.confirm()
         if pending.ambiguous:
             raise Refused(pending.ambiguous)
-        target = pending.target or self._told_by_counts(call)
+        target = pending.target or self._told_by_counts(call, unlisted=pending.unlisted)
         with self._lock:
             self._before = None if target else (call, self._clock())
         if target is None:
@@ -187,7 +191,7 @@ class Allocator:
             listed = self._kubelet.listed()
         except KubeletError as away:
             self._log.warning("kubelet_does_not_list", cause=str(away))
-            return Pending(call)
+            return Pending(call, unlisted=True)
         return self._second_call(call, listed, known)
 
     def _second_call(self, call: Call, listed: Sequence[Holding], known: Known) -> Pending:
@@ -209,13 +213,15 @@ class Allocator:
             if call.ids & {each for given in hold.containers.values() for each in given.ids.get(call.resource, ())}
         ]
         listed: list[Holding] = []
+        unlisted = False
         for uid in reusing or waiting(known, holds):
             if (pod := known.get(uid)) is not None:
                 try:
                     listed += self._kubelet.held_by(pod.metadata.namespace, pod.metadata.name)
                 except KubeletError as away:
+                    unlisted = True
                     self._log.warning("kubelet_does_not_tell", pod=pod.title, cause=str(away))
-        return self._second_call(call, listed, known)
+        return replace(self._second_call(call, listed, known), unlisted=unlisted)
 
     def _call_before(self) -> Call | None:
         with self._lock:
@@ -223,7 +229,7 @@ class Allocator:
                 return None
             return self._before[0]
 
-    def _told_by_counts(self, call: Call) -> Target | None:
+    def _told_by_counts(self, call: Call, *, unlisted: bool) -> Target | None:
         """Find a plain init container or one with a single resource; None for the first of two calls."""
         before = self._call_before()
         allocated = {uid: hold.containers for uid, hold in self.holds().items()}
@@ -232,9 +238,9 @@ class Allocator:
             if view is None:
                 continue
             firsts = identity.first_calls(view, call, allocated)
-            found = identity.by_counts(view, call, before, allocated)
+            found = identity.by_counts(view, call, before, allocated, unlisted=unlisted)
             singles = [each for each in found if len(each.pod.counts[each.container]) == 1]
-            if found and not (singles and firsts):
+            if found and not (len(singles) == len(found) and firsts):
                 try:
                     chosen = identity.the_one(found)
                 except Ambiguous as ambiguous:
@@ -252,15 +258,11 @@ class Allocator:
         pod, container = target.pod, target.container
         if pod.mistake:
             raise Refused(f"{target.title}: {pod.mistake}")
-        hold = self._hold_for(pod)
         ids = {call.resource: tuple(sorted(call.ids, key=id_order))}
         if target.other_ids:
             ids[call.resource.other] = tuple(sorted(target.other_ids, key=id_order))
-        with self._lock:
-            hold = self._holds.get(pod.uid, hold)
-            before = hold.containers.get(container)
-            allocation = Allocation(before.token if before else secrets.token_hex(8), ids)
-            self._put(replace(hold, containers=hold.containers | {container: allocation}))
+        hold = self._held_with(pod, container, ids)
+        allocation = hold.containers[container]
         try:
             answer = self._injection.answer(pod, container, allocation.token, hold.placed[container])
         except OSError as wrong:
@@ -280,28 +282,36 @@ class Allocator:
         self._tell()
         return answer
 
-    def _hold_for(self, pod: BoundPod) -> Hold:
-        """Place a pod, once; where there seems to be no room, look again at who has ended."""
-        with self._lock:
-            if (held := self._holds.get(pod.uid)) is not None:
-                return held
-            try:
-                return self._decided(pod, self._pods.known())
-            except NoRoom:
-                pass
+    def _held_with(self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]]) -> Hold:
+        """Place a pod, once, and note what a container of it gets; where there seems to be no room, look again at who
+        has ended.
+        """  # noqa: D205
+        try:
+            return self._noted(pod, container, ids, self._pods.known())
+        except NoRoom:
+            pass
         fresh = self._pods.asked()
         deadline = self._clock() + DYING_S
         while True:
             dying = self.collect(fresh)
-            with self._lock:
-                try:
-                    return self._decided(pod, fresh or self._pods.known())
-                except NoRoom as full:
-                    wrong = str(full)
+            try:
+                return self._noted(pod, container, ids, fresh or self._pods.known())
+            except NoRoom as full:
+                wrong = str(full)
             # A pod that was deleted without grace is gone before its processes are; they will be in a moment.
             if not dying or self._clock() > deadline:
                 raise Refused(f"{pod.title}: {wrong}")
             time.sleep(DYING_POLL_S)
+
+    def _noted(self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]], known: Known) -> Hold:
+        """Decide and write down in one go: between the two nobody else may be given the same."""
+        with self._lock:
+            hold = self._holds.get(pod.uid) or self._decided(pod, known)
+            before = hold.containers.get(container)
+            allocation = Allocation(before.token if before else secrets.token_hex(8), ids)
+            hold = replace(hold, containers=hold.containers | {container: allocation})
+            self._put(hold)
+            return hold
 
     def _decided(self, pod: BoundPod, known: Known) -> Hold:
         unit_mib = self._spoken.unit_mib

@@ -85,11 +85,13 @@ def second_call(found: Sequence[Target], resource: Resource, count: int, before:
     return fitting[0] if fitting else None
 
 
-def by_counts(known: Known, call: Call, before: Call | None, allocated: Mapping[str, Iterable[str]]) -> list[Target]:
+def by_counts(
+    known: Known, call: Call, before: Call | None, allocated: Mapping[str, Iterable[str]], *, unlisted: bool = False
+) -> list[Target]:
     """Find the containers that only counts can tell: plain init containers, and those that ask for one resource.
 
     `before` is the call just before this one, if it was answered with nothing. `allocated` names the containers of each
-    pod that have theirs.
+    pod that have theirs. `unlisted` says that the kubelet lists nobody now, so that all containers are meant.
     """
     pair = {call.resource: call.count}
     if before is not None and before.resource is call.resource.other:
@@ -102,7 +104,7 @@ def by_counts(known: Known, call: Call, before: Call | None, allocated: Mapping[
         done = set(allocated.get(pod.uid, ()))
         for name, counts in pod.counts.items():
             is_single = counts == {call.resource: call.count}
-            if is_single or (counts == pair and pod.role_of(name) is Role.INIT):
+            if is_single or (counts == pair and (unlisted or pod.role_of(name) is Role.INIT)):
                 target = Target(pod, name, before.ids if before is not None and not is_single else frozenset())
                 (again if name in done else waiting).append(target)
     # A kubelet that lost its memory asks again for what was given before.

@@ -114,12 +114,15 @@ def test_replicas_whose_init_containers_are_taken_one_for_another_are_put_right(
 
 
 def test_a_kubelet_that_does_not_list_is_served_by_counts(machine: Machine) -> None:
-    """One pod at a time can be told all the same."""
+    """One pod at a time can be told all the same; of two that differ in their cards alone, one is refused."""
     machine.kubelet.has_list = False
     machine.kubelet.has_get = False
     placed = {"i": on(3, 20, 2), "c0": on(3)}
-    machine.admit(pod("init", asking("c0", 10, 0), inits=[asking("i", 20, 2)], placed=placed))
-    assert machine.cards("uid-init", "i") == ["GPU-3"]
+    machine.admit(pod("init", asking("c0", 10, 1), inits=[asking("i", 20, 2)], placed=placed))
+    assert machine.cards("uid-init", "i") == machine.cards("uid-init") == ["GPU-3"]
+    machine.view.put(share("one", 0, cores=30), share("two", 1, cores=30))
+    with pytest.raises(Refusal, match="cannot be told"):
+        machine.kubelet.admit(machine.view.seen["uid-one"])
 
 
 def test_one_resource_beside_two_does_not_take_the_others_card(machine: Machine) -> None:
