@@ -363,6 +363,10 @@ class Allocator:
         title = f"{pod.title if pod else uid} container {container}"
         if hold is None or container not in hold.containers:
             hold = self._recovered(uid, kept, pod)
+            if hold is not None:
+                with self._lock:
+                    self._put(hold)
+                self._tell()
             if hold is None or container not in hold.containers:
                 raise Refused(f"{title}: no GPU was given to it here; delete the pod, and it is given one")
         tokens = {each.answer.annotations.get(TOKEN, "") for each in kept if each.container == container} - {""}
@@ -411,9 +415,17 @@ class Allocator:
         by_pod: dict[str, list[Kept]] = {}
         for each in self._kubelet.kept():
             by_pod.setdefault(each.uid, []).append(each)
-        for uid, kept in by_pod.items():
-            if any(each.container not in self._containers_of(uid) for each in kept if TOKEN in each.answer.annotations):
-                self._recovered(uid, kept, known.get(uid))
+        found = [
+            hold
+            for uid, kept in by_pod.items()
+            if any(each.container not in self._containers_of(uid) for each in kept if TOKEN in each.answer.annotations)
+            if (hold := self._recovered(uid, kept, known.get(uid))) is not None
+        ]
+        if found:
+            with self._lock:
+                self._put(*found)
+            self._log.info("recovered", pods=[hold.title for hold in found])
+            self._tell()
 
     def _containers_of(self, uid: str) -> Collection[str]:
         hold = self.holds().get(uid)
@@ -433,23 +445,15 @@ class Allocator:
                 placed |= decode_placement(each.answer.annotations.get(PLACEMENT, "")) or {}
         if not tokens or any(name not in placed for name in tokens):
             return None
-        with self._lock:
-            before = self._holds.get(uid)
-            hold = before or Hold(
-                uid=uid,
-                namespace=pod.metadata.namespace if pod else "",
-                name=pod.metadata.name if pod else "",
-                placed=placed,
-                held=peaks(pod.request, placed) if pod else all_together(placed),
-            )
-            hold = replace(
-                hold,
-                containers=hold.containers | {name: Allocation(token, ids[name]) for name, token in tokens.items()},
-            )
-            self._put(hold)
-        self._log.info("recovered", pod=hold.title, uid=uid, containers=sorted(tokens))
-        self._tell()
-        return hold
+        hold = self.holds().get(uid) or Hold(
+            uid=uid,
+            namespace=pod.metadata.namespace if pod else "",
+            name=pod.metadata.name if pod else "",
+            placed=placed,
+            held=peaks(pod.request, placed) if pod else all_together(placed),
+        )
+        made = {name: Allocation(token, ids[name]) for name, token in tokens.items()}
+        return replace(hold, containers=hold.containers | made)
 
     def confirm(self) -> None:
         """Look at the kubelet's own record where only counts told who was meant; alike pods may have been taken one
