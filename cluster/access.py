@@ -20,7 +20,7 @@ from cluster.objects import (
 
 BEARER = "Bearer "
 REMEMBERED = 256
-REMEMBERED_S = 120.0
+REMEMBERED_S, REFUSED_S = 120.0, 5.0
 
 Refusal = tuple[int, str]
 
@@ -43,25 +43,25 @@ def refusal_of(cluster: Cluster, authorization: str, path: str) -> Refusal | Non
 
 
 class Doorkeeper:
-    """Remembers for a while who may: whoever measures comes again and again, on every node of a cluster."""
+    """Remembers for a while who may, and shortly who may not: whoever measures comes again and again, on every node."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._clock = cluster, clock
         # Guards what is remembered; the API server is asked outside of it.
         self._lock = threading.Lock()
-        self._let_in: OrderedDict[str, float] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[float, Refusal | None]] = OrderedDict()
 
     def refusal_of(self, authorization: str, path: str) -> Refusal | None:
         """Say why somebody may not get a path; None if he may, or might a moment ago."""
         key = hashlib.sha256(f"{path}\0{authorization}".encode()).hexdigest()
         with self._lock:
-            if self._clock() - self._let_in.get(key, -REMEMBERED_S) < REMEMBERED_S:
-                return None
+            at, refusal = self._answers.get(key, (-REMEMBERED_S, None))
+            if self._clock() - at < (REFUSED_S if refusal else REMEMBERED_S):
+                return refusal
         refusal = refusal_of(self._cluster, authorization, path)
-        if refusal is None:
-            with self._lock:
-                self._let_in[key] = self._clock()
-                self._let_in.move_to_end(key)
-                if len(self._let_in) > REMEMBERED:
-                    self._let_in.popitem(last=False)
+        with self._lock:
+            self._answers[key] = self._clock(), refusal
+            self._answers.move_to_end(key)
+            if len(self._answers) > REMEMBERED:
+                self._answers.popitem(last=False)
         return refusal

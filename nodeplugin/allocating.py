@@ -15,24 +15,25 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nodeplugin import identity
 from nodeplugin.cards import Fleet
-from nodeplugin.identity import Ambiguous, Call, Target
-from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError
+from nodeplugin.identity import Call, First, Listed, Target, Verdict, judged, several
+from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError, UnknownPod
 from nodeplugin.offering import Resource, Stock, offer
 from nodeplugin.pods import BoundPod, Known, Pods
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
-from nodeplugin.records import BOOK, Allocation, BadCheckpoint, Book, Hold, read_book, write_book
+from nodeplugin.records import BOOK, Allocation, BadCheckpoint, Book, Hold, Way, read_book, write_book
 from vcuda.language import Language
 from vcuda.placement import Slice, decode_placement, encode_placement
-from vcuda.placing import Held, NoRoom, Placed, Policy, Room, peaks, place, rooms_of, settled, why_not
-from vcuda.request import memory_mib
+from vcuda.placing import Held, NoRoom, Placed, Policy, Room, peaks, place, promised, rooms_of, settled, why_not
+from vcuda.request import Role, memory_mib
 from vcuda.vocabulary import WHOLE
 
 # On the kubelet's record of a container, by which ours can be made again.
-PLACEMENT, TOKEN = "quotient.dev/placement", "quotient.dev/allocation"
+PLACEMENT, TOKEN, OWNER = "quotient.dev/placement", "quotient.dev/allocation", "quotient.dev/container"
 # The second call of a container follows the first at once; one that comes later is another's.
 PAIR_S = 5.0
+# How many pods the kubelet is asked about, one by one; it answers 10 at once.
+MOST_ASKED = 8
 # How long an allocation waits for processes that are about to end, and how often it looks.
 DYING_S, DYING_POLL_S = 10.0, 0.05
 
@@ -42,14 +43,16 @@ class Refused(Exception):  # noqa: N818 - not a fault of the program
 
 
 class Injection(Protocol):
-    """Makes a container's cards usable inside of it."""
+    """Makes a container's cards usable inside of it, in one way or another."""
+
+    way: Way
 
     def answer(
-        self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]
+        self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]
     ) -> api.ContainerAllocateResponse:
         """Say what the runtime has to do for a container, and prepare what it needs for that."""
 
-    def prepare(self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]) -> None:
+    def prepare(self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]) -> None:
         """Make sure that everything is there which was promised, before the container starts again."""
 
     def forget(self, tokens: Collection[str]) -> None:
@@ -60,15 +63,10 @@ class Injection(Protocol):
 
 
 class Pending(Struct, frozen=True):
-    """What was found out when the kubelet asked which ids we prefer; the allocation follows at once.
-
-    `unlisted` says that the kubelet did not list its containers, so that counts have to tell all of them.
-    """
+    """The kubelet's listing when it asked which ids we prefer; the allocation follows at once. None: it gave none."""
 
     call: Call
-    target: Target | None = None
-    ambiguous: str = ""
-    unlisted: bool = False
+    listed: tuple[Holding, ...] | None
 
 
 class Allocator:
@@ -95,10 +93,10 @@ class Allocator:
         self._lock = threading.RLock()
         self._holds: dict[str, Hold] = {}
         self._pending: Pending | None = None
-        self._before: tuple[Call, float] | None = None
-        self._unconfirmed: set[str] = set()
+        self._before: tuple[First, float] | None = None
+        # Pods that the informer has shown: those can be missed when they are gone.
+        self._shown: set[str] = set()
         self._listeners: list[Callable[[], None]] = []
-        self.deviations: Callable[[Hold], None] = lambda _: None
         self._log = structlog.get_logger()
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -138,14 +136,13 @@ class Allocator:
         """Choose ids, and use the occasion to find out for whom; never fails, for that would refuse the pod."""
         rest = sorted(set(available).difference(must), key=id_order)
         chosen = [*must, *rest[: max(0, size - len(must))]]
-        call = Call(resource, frozenset(chosen))
         try:
-            pending = self._recognised(call)
-        except Exception:  # the outermost frame of the call: an error would cost the pod its life
-            self._log.exception("not_recognised", resource=resource, count=size)
-            pending = Pending(call)
+            listed: tuple[Holding, ...] | None = tuple(self._kubelet.listed())
+        except Exception as away:  # the outermost frame of the call: an error would cost the pod its life
+            self._log.warning("kubelet_does_not_list", cause=str(away))
+            listed = None
         with self._lock:
-            self._pending = pending
+            self._pending = Pending(Call(resource, frozenset(chosen)), listed)
         return chosen
 
     def allocate(self, resource: Resource, ids: Sequence[str]) -> api.ContainerAllocateResponse:
@@ -153,22 +150,18 @@ class Allocator:
         call = Call(resource, frozenset(ids))
         with self._lock:
             pending, self._pending = self._pending, None
-        if pending is None or pending.call != call:
-            # No preference was asked for: an init container's ids are used again.
-            pending = self._recognised_by_reuse(call)
-        self.confirm()
-        if pending.ambiguous:
-            raise Refused(pending.ambiguous)
-        target = pending.target or self._told_by_counts(call, unlisted=pending.unlisted)
-        with self._lock:
-            self._before = None if target else (call, self._clock())
+            before, self._before = self._call_before(), None
+        # No preference is asked for where an init container's ids are used again.
+        same = pending if pending is not None and pending.call == call else None
+        target, firsts = self._recognised(call, before, same.listed if same else None)
         if target is None:
+            with self._lock:
+                self._before = First(call, firsts), self._clock()
             return api.ContainerAllocateResponse()
         return self._give(target, call)
 
     def prestart(self, resource: Resource, ids: Sequence[str]) -> None:
         """Check that a container which is about to start has what was given to it, and nothing else."""
-        self.confirm()
         wanted, name = frozenset(ids), resource.name_in(self._spoken.names)
         kept = self._kubelet.kept()
         owners = [each for each in kept if each.resource == name and each.ids == wanted]
@@ -185,72 +178,87 @@ class Allocator:
 
     # Who is it?
 
-    def _recognised(self, call: Call) -> Pending:
-        known = self._pods.known()
-        try:
-            listed = self._kubelet.listed()
-        except KubeletError as away:
-            self._log.warning("kubelet_does_not_list", cause=str(away))
-            return Pending(call, unlisted=True)
-        return self._second_call(call, listed, known)
+    def _recognised(
+        self, call: Call, before: First | None, listed: Sequence[Holding] | None
+    ) -> tuple[Target | None, frozenset[str]]:
+        """Say for whom a call is: a container that gets everything now; or nobody yet, and the pods it may be of.
 
-    def _second_call(self, call: Call, listed: Sequence[Holding], known: Known) -> Pending:
-        names = self._spoken.names
-        if identity.unknown_halves(listed, call.resource, names, known):
-            known = self._pods.asked() or known
-        found = identity.halves(listed, call.resource, names, known)
-        try:
-            return Pending(call, identity.second_call(found, call.resource, call.count, self._call_before()))
-        except Ambiguous as ambiguous:
-            return Pending(call, ambiguous=str(ambiguous))
+        What the informer has heard is asked first. If that leaves a doubt, the API server itself is: the kubelet may
+        have heard of a pod before us, or of another one under the same name.
+        """
+        verdict: Verdict | None = None
+        for is_fresh in (False, True):
+            known = self._pods.asked() if is_fresh else self._pods.known()
+            if known is None:
+                continue
+            seen = self._listed(call, known) if listed is None else Listed(self._spoken.names, listed)
+            if seen is None:
+                continue
+            allocated = {uid: hold.containers for uid, hold in self.holds().items()}
+            verdict = judged(call, before, seen, known, allocated)
+            if not (verdict.lasts or verdict.firsts) and is_fresh:
+                verdict = judged(call, before, seen, known, allocated, again=True)
+            if verdict.is_clear and (verdict.lasts or verdict.firsts):
+                break
+        if verdict is None:
+            return self._unlisted(call, before)
+        if len(verdict.lasts) == 1 and not verdict.firsts:
+            self._check_left_out(verdict.lasts[0])
+            return verdict.lasts[0], frozenset()
+        if verdict.lasts:
+            raise Refused(several((*verdict.lasts, *verdict.firsts)))
+        if not verdict.firsts:
+            name = call.resource.name_in(self._spoken.names)
+            raise Refused(f"no pod that is known on this node waits for {call.count} {name}; static pods get no GPUs")
+        return None, frozenset(each.pod.uid for each in verdict.firsts)
 
-    def _recognised_by_reuse(self, call: Call) -> Pending:
-        """Ask about the pods whose init containers held these ids; if there is none, about all that wait."""
-        known, holds = self._pods.known(), self.holds()
+    def _listed(self, call: Call, known: Known) -> Listed | None:
+        """Ask about the pods whose ids are used again, or that wait; None if the kubelet tells nothing of them.
+
+        Kubelets before 1.34 cannot be asked about one pod: then it is one of those whose ids these were.
+        """
+        holds = self.holds()
         reusing = [
             hold.uid
             for hold in holds.values()
             if call.ids & {each for given in hold.containers.values() for each in given.ids.get(call.resource, ())}
         ]
-        listed: list[Holding] = []
-        unlisted = False
-        for uid in reusing or waiting(known, holds):
-            if (pod := known.get(uid)) is not None:
-                try:
-                    listed += self._kubelet.held_by(pod.metadata.namespace, pod.metadata.name)
-                except KubeletError as away:
-                    unlisted = True
-                    self._log.warning("kubelet_does_not_tell", pod=pod.title, cause=str(away))
-        return replace(self._second_call(call, listed, known), unlisted=unlisted)
-
-    def _call_before(self) -> Call | None:
-        with self._lock:
-            if self._before is None or self._clock() - self._before[1] > PAIR_S:
-                return None
-            return self._before[0]
-
-    def _told_by_counts(self, call: Call, *, unlisted: bool) -> Target | None:
-        """Find a plain init container or one with a single resource; None for the first of two calls."""
-        before = self._call_before()
-        allocated = {uid: hold.containers for uid, hold in self.holds().items()}
-        for known in (self._pods.known(), None):
-            view = self._pods.asked() if known is None else known
-            if view is None:
+        told: list[Holding] = []
+        answered = False
+        for uid in (reusing or waiting(known, holds))[:MOST_ASKED]:
+            if (pod := known.get(uid)) is None:
                 continue
-            firsts = identity.first_calls(view, call, allocated)
-            found = identity.by_counts(view, call, before, allocated, unlisted=unlisted)
-            singles = [each for each in found if len(each.pod.counts[each.container]) == 1]
-            if found and not (len(singles) == len(found) and firsts):
-                try:
-                    chosen = identity.the_one(found)
-                except Ambiguous as ambiguous:
-                    raise Refused(str(ambiguous)) from None
-                with self._lock:
-                    self._unconfirmed |= {each.pod.uid for each in found} if len(found) > 1 else set()
-                return chosen
-            if firsts:
-                return None
-        return None
+            try:
+                told += self._kubelet.held_by(pod.metadata.namespace, pod.metadata.name)
+                answered = True
+            except UnknownPod:
+                answered = True
+            except KubeletError as away:
+                self._log.warning("kubelet_does_not_tell", pod=pod.title, cause=str(away))
+        if answered:
+            return Listed(self._spoken.names, told)
+        found = [known[uid].metadata for uid in reusing if uid in known]
+        return Listed(self._spoken.names, bare=[(each.namespace, each.name) for each in found]) if found else None
+
+    def _unlisted(self, call: Call, before: First | None) -> tuple[None, frozenset[str]]:
+        """Answer where the kubelet lists nobody: a first call needs no name, a second cannot do without."""
+        if before is not None and before.call.resource is call.resource.other:
+            raise Refused("the kubelet does not list its containers, so it cannot be told which one this is for")
+        return None, frozenset(self._pods.known())
+
+    def _call_before(self) -> First | None:
+        if self._before is None or self._clock() - self._before[1] > PAIR_S:
+            return None
+        return self._before[0]
+
+    def _check_left_out(self, target: Target) -> None:
+        """Refuse a pod whose init container was given nothing, because this plugin began between its two calls."""
+        if not any(each.role is Role.INIT for each in target.pod.request.containers):
+            return
+        # The kubelet writes a container down when it is done with it.
+        done = {each.container for each in self._kubelet.kept() if each.uid == target.pod.uid}
+        if left_out := done.difference(self._containers_of(target.pod.uid)):
+            raise Refused(f"{target.pod.title}: {', '.join(sorted(left_out))} was given nothing; make the pod again")
 
     # What does it get?
 
@@ -264,11 +272,12 @@ class Allocator:
         hold = self._held_with(pod, container, ids)
         allocation = hold.containers[container]
         try:
-            answer = self._injection.answer(pod, container, allocation.token, hold.placed[container])
+            answer = self._injection.answer(pod, container, allocation, hold.placed[container])
         except OSError as wrong:
             raise Refused(f"{target.title}: what it needs cannot be prepared on this node: {wrong}") from None
         answer.annotations[PLACEMENT] = encode_placement(hold.placed)
         answer.annotations[TOKEN] = allocation.token
+        answer.annotations[OWNER] = owner_of(pod.uid, container)
         self._log.info(
             "allocated",
             pod=pod.title,
@@ -277,8 +286,6 @@ class Allocator:
             cards=hold.cards_of(container),
             chosen_here=hold.chosen_here,
         )
-        if hold.chosen_here:
-            self.deviations(hold)
         self._tell()
         return answer
 
@@ -308,7 +315,7 @@ class Allocator:
         with self._lock:
             hold = self._holds.get(pod.uid) or self._decided(pod, known)
             before = hold.containers.get(container)
-            allocation = Allocation(before.token if before else secrets.token_hex(8), ids)
+            allocation = Allocation(before.token if before else secrets.token_hex(8), ids, self._injection.way)
             hold = replace(hold, containers=hold.containers | {container: allocation})
             self._put(hold)
             return hold
@@ -349,8 +356,9 @@ class Allocator:
 
     def _expected(self, pod: BoundPod, known: Known) -> list[Mapping[str, Held]]:
         """List what other pods were promised that are bound here and have not come yet."""
+        gpus, unit_mib = self._fleet.gpus(), self._spoken.unit_mib
         return [
-            peaks(other.request, other.placed)
+            promised(other.request, other.placed, gpus, unit_mib)
             for other in known.values()
             if other.placed and not other.has_ended and other.uid != pod.uid and other.uid not in self._holds
         ]
@@ -358,29 +366,47 @@ class Allocator:
     # May it start?
 
     def _check_start(self, uid: str, container: str, known: Known, kept: Sequence[Kept], *, single: bool) -> None:
-        hold = self.holds().get(uid)
         pod = known.get(uid)
         title = f"{pod.title if pod else uid} container {container}"
-        if hold is None or container not in hold.containers:
-            hold = self._recovered(uid, kept, pod)
-            if hold is not None:
-                with self._lock:
-                    self._put(hold)
-                self._tell()
-            if hold is None or container not in hold.containers:
-                raise Refused(f"{title}: no GPU was given to it here; delete the pod, and it is given one")
-        tokens = {each.answer.annotations.get(TOKEN, "") for each in kept if each.container == container} - {""}
-        if tokens and tokens != {hold.containers[container].token}:
+        answers = [each.answer for each in kept if each.container == container]
+        owners = {each.annotations[OWNER] for each in answers if OWNER in each.annotations}
+        if owners - {owner_of(uid, container)}:
             raise Refused(f"{title}: the kubelet holds another container's answer for it; delete the pod")
+        hold = self._hold_of(uid, container, kept, pod)
+        if hold is None:
+            raise Refused(
+                f"{title}: no GPU was given to it here; delete the pod, and it is given one (static pods are not)"
+            )
+        allocation = hold.containers[container]
+        tokens = {each.annotations[TOKEN] for each in answers if TOKEN in each.annotations}
+        if tokens - {allocation.token}:
+            raise Refused(f"{title}: the kubelet holds an older answer for it; delete the pod")
         for uuid in hold.cards_of(container) if single else ():
             card, fault = self._fleet.get(uuid), self._fleet.condition(uuid).fault
             if card is None or fault:
                 raise Refused(f"{title}: its GPU {uuid} cannot be used: {fault or 'it is not on this node any more'}")
-        if pod is not None:
+        if pod is not None and allocation.token:
             try:
-                self._injection.prepare(pod, container, hold.containers[container].token, hold.placed[container])
+                self._injection.prepare(pod, container, allocation, hold.placed[container])
             except OSError as wrong:
                 raise Refused(f"{title}: what it needs cannot be prepared on this node: {wrong}") from None
+
+    def _hold_of(self, uid: str, container: str, kept: Sequence[Kept], pod: BoundPod | None) -> Hold | None:
+        """Give the hold of a container that is about to start; one that was lost is made again, if there is room."""
+        with self._lock:
+            hold = self._holds.get(uid)
+            if hold is not None and container in hold.containers:
+                return hold
+            made = self._recovered(uid, kept, pod)
+            if made is None or container not in made.containers:
+                return None
+            others = [other.held for other in self._holds.values() if other.uid != uid]
+            rooms = rooms_of(self._fleet.gpus(), [*others, made.held])
+            if any(room.cores < 0 or room.memory_mib < 0 for room in rooms if room.gpu.uuid in made.held):
+                return None
+            self._put(made)
+        self._tell()
+        return made
 
     def _owners_in_book(self, resource: Resource, ids: frozenset[str]) -> list[Kept]:
         return [
@@ -397,7 +423,7 @@ class Allocator:
         changed = {uid: hold for uid, hold in self._holds.items() if uid not in dropping}
         changed |= {hold.uid: hold for hold in holds}
         try:
-            write_book(self._file, Book(changed, self._fleet.cards(), self._boot))
+            write_book(self._file, Book(changed, self._fleet.cards(), self._boot, self._injection.way))
         except OSError as wrong:
             raise Refused(f"{self._file} cannot be written: {wrong}") from None
         self._holds = changed
@@ -435,13 +461,16 @@ class Allocator:
         """Make a pod's hold again from the answers that the kubelet kept."""
         placed: Placed = {}
         tokens: dict[str, str] = {}
+        ways: dict[str, Way] = {}
         ids: dict[str, dict[Resource, tuple[str, ...]]] = {}
         resources = {resource.name_in(self._spoken.names): resource for resource in Resource}
         for each in kept:
             if each.resource in resources:
                 ids.setdefault(each.container, {})[resources[each.resource]] = tuple(sorted(each.ids, key=id_order))
-            if token := each.answer.annotations.get(TOKEN):
+            token, owner = (each.answer.annotations.get(key, "") for key in (TOKEN, OWNER))
+            if token and owner == owner_of(uid, each.container):
                 tokens[each.container] = token
+                ways[each.container] = "cdi" if each.answer.cdi_devices else "native"
                 placed |= decode_placement(each.answer.annotations.get(PLACEMENT, "")) or {}
         if not tokens or any(name not in placed for name in tokens):
             return None
@@ -452,69 +481,30 @@ class Allocator:
             placed=placed,
             held=peaks(pod.request, placed) if pod else all_together(placed),
         )
-        made = {name: Allocation(token, ids[name]) for name, token in tokens.items()}
+        made = {name: Allocation(token, ids[name], ways[name]) for name, token in tokens.items()}
         return replace(hold, containers=hold.containers | made)
-
-    def confirm(self) -> None:
-        """Look at the kubelet's own record where only counts told who was meant; alike pods may have been taken one
-        for another, and then what is written of them is exchanged.
-        """  # noqa: D205
-        with self._lock:
-            if not self._unconfirmed:
-                return
-        owner = {
-            token: (each.uid, each.container)
-            for each in self._kubelet.kept()
-            if (token := each.answer.annotations.get(TOKEN))
-        }
-        known = self._pods.known()
-        with self._lock:
-            for uid in list(self._unconfirmed):
-                hold = self._holds.get(uid)
-                if hold is None:
-                    continue
-                truth = {owner.get(given.token, ("", ""))[0] for given in hold.containers.values()} - {""}
-                if not truth:
-                    continue
-                self._unconfirmed.discard(uid)
-                (other,) = truth if len(truth) == 1 else (uid,)
-                if other != uid:
-                    self._rename(hold, other, known)
-
-    def _rename(self, hold: Hold, uid: str, known: Known) -> None:
-        """Give a hold to the pod whose it really is; that one's, if it has any, goes the other way."""
-        pod, before = known.get(uid), known.get(hold.uid)
-        changed = [
-            replace(hold, uid=uid, **({"namespace": pod.metadata.namespace, "name": pod.metadata.name} if pod else {}))
-        ]
-        if (its := self._holds.get(uid)) is not None:
-            changed.append(replace(its, uid=hold.uid, namespace=hold.namespace, name=hold.name))
-        self._log.info("taken_one_for_another", was=hold.title, now=changed[0].title)
-        self._put(*changed, dropping=[hold.uid])
-        for each, owner in zip(changed, (pod, before), strict=False):
-            for name, allocation in each.containers.items():
-                if owner is not None:
-                    self._injection.prepare(owner, name, allocation.token, each.placed[name])
 
     def collect(self, known: Known | None = None) -> set[str]:
         """Let go of what pods held that are gone, and take up what ancestors gave to pods that still run.
 
         Gives those that are gone and whose processes are not, yet.
         """
+        is_fresh = known is not None
         if known is None:
             if not self._pods.informer.synced:
                 return set()
             known = self._pods.known()
-        gone = [uid for uid in self.holds() if uid not in known]
+        self._shown |= known.keys() & self.holds().keys()
+        gone = {uid for uid in self.holds() if uid not in known}
+        if not is_fresh and gone - self._shown:
+            # Served before the informer had heard of it, or gone while no plugin ran: only the API server knows.
+            fresh = self._pods.asked()
+            gone = {uid for uid in gone if uid in self._shown or (fresh is not None and uid not in fresh)}
         # A pod that was deleted by force is gone from the API server while its processes run on.
         still = self._running(gone) if gone else set()
-        dropping = [uid for uid in self.holds() if uid not in still and (uid not in known or known[uid].has_ended)]
-        adopted = [
-            hold
-            for pod in known.values()
-            if pod.predicates and not pod.has_ended and pod.uid not in self._holds and not pod.counts
-            if (hold := self._inherited(pod)) is not None
-        ]
+        ended = {uid for uid in self.holds() if uid in known and known[uid].has_ended}
+        dropping = ended | (gone - still)
+        adopted = self._adopted(known)
         if dropping or adopted:
             with self._lock:
                 tokens = [
@@ -524,20 +514,29 @@ class Allocator:
                     for given in self._holds[uid].containers.values()
                 ]
                 self._put(*adopted, dropping=dropping)
-                self._unconfirmed -= set(dropping)
+                self._shown -= dropping
             self._injection.forget(tokens)
-            self._log.info("released", pods=dropping, adopted=[hold.title for hold in adopted])
+            self._log.info("released", pods=sorted(dropping), adopted=[hold.title for hold in adopted])
             self._tell()
         return still
 
     def sweep(self) -> None:
         """Remove what is kept for containers that nobody knows."""
+        there = self._injection.kept()
         known = {given.token for hold in self.holds().values() for given in hold.containers.values()}
         known |= {each.answer.annotations.get(TOKEN, "") for each in self._kubelet.kept()}
-        self._injection.forget(self._injection.kept() - known)
+        self._injection.forget(there - known)
 
-    def _inherited(self, pod: BoundPod) -> Hold | None:
-        """Read what an ancestor gave to a pod: cards by minor number."""
+    def _adopted(self, known: Known) -> list[Hold]:
+        """Find the pods that an ancestor started and that still run, whatever domain they speak."""
+        found = [pod for pod in known.values() if pod.predicates and not pod.has_ended and pod.uid not in self.holds()]
+        kept = self._kubelet.kept() if found else []
+        ours = {each.uid for each in kept if TOKEN in each.answer.annotations}
+        held = [self._inherited(pod, kept) for pod in found if pod.uid not in ours]
+        return [hold for hold in held if hold is not None]
+
+    def _inherited(self, pod: BoundPod, kept: Sequence[Kept]) -> Hold | None:
+        """Read what an ancestor gave to a pod: cards by minor number; and the ids by which the kubelet knows it."""
         by_minor = {card.minor: card for card in self._fleet.cards() if not card.is_mig}
         placed: Placed = {}
         for each in pod.request.containers:
@@ -554,11 +553,28 @@ class Allocator:
         held = peaks(pod.request, placed)
         if not held:
             return None
-        return Hold(uid=pod.uid, namespace=pod.metadata.namespace, name=pod.metadata.name, placed=placed, held=held)
+        resources = {resource.name_in(self._spoken.names): resource for resource in Resource}
+        ids: dict[str, dict[Resource, tuple[str, ...]]] = {}
+        for one in kept:
+            if one.uid == pod.uid and one.resource in resources:
+                ids.setdefault(one.container, {})[resources[one.resource]] = tuple(sorted(one.ids, key=id_order))
+        return Hold(
+            uid=pod.uid,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            placed=placed,
+            held=held,
+            containers={name: Allocation("", given) for name, given in ids.items()},
+        )
 
     def _tell(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+def owner_of(uid: str, container: str) -> str:
+    """Name a container in the kubelet's record."""
+    return f"{uid}/{container}"
 
 
 def waiting(known: Known, holds: Mapping[str, Hold]) -> list[str]:

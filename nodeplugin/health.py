@@ -19,6 +19,8 @@ ALL = ""
 MOST_FAULTS = 2
 # How long the driver is listened to at a time, and so how long an end may take.
 LISTEN_S = 1.0
+# How long a card may take to answer.
+HANGS_S = 10.0
 
 
 class Watch:
@@ -30,6 +32,8 @@ class Watch:
         fleet: Fleet,
         settings: Health,
         on_change: Callable[[], None],
+        *,
+        rediscover: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver, self._fleet, self._settings, self._on_change, self._clock = (
@@ -41,6 +45,9 @@ class Watch:
         )
         # Guards what is known of each card, which two threads learn.
         self._lock = threading.Lock()
+        self._rediscover = rediscover
+        # The card that is being asked, and since when: a driver may never answer.
+        self._asking: tuple[str, float] | None = None
         self._errors: dict[str, tuple[int, float]] = {}
         self._silent: dict[str, int] = {}
         self._silence: dict[str, str] = {}
@@ -86,8 +93,20 @@ class Watch:
     def look(self) -> None:
         """Look at every card once."""
         for card in self._fleet.cards():
+            self._asking = card.uuid, self._clock()
             self._note(card, self._driver.fault_of(card))
+            self._asking = None
         self.looked_at = self._clock()
+        self.judge()
+
+    def look_after_the_look(self) -> None:
+        """Take a card for sick that has been asked for too long; called by somebody who asks the driver nothing."""
+        asking = self._asking
+        if asking is None or self._clock() - asking[1] < HANGS_S:
+            return
+        with self._lock:
+            self._silent[asking[0]] = MOST_FAULTS
+            self._silence[asking[0]] = f"the driver has not answered for {HANGS_S:.0f} s"
         self.judge()
 
     def _note(self, card: Card, fault: str) -> None:
@@ -138,6 +157,7 @@ class Watch:
     def _poll(self) -> None:
         while not self._ending.wait(self._settings.poll_s):
             try:
+                self._rediscover()
                 self.look()
             except Exception:  # the outermost frame of the thread: it has to go on
                 self._log.exception("health_poll_failed")

@@ -1,13 +1,14 @@
 """Which container an allocation is for. The kubelet does not say, but it can be known.
 
-A GPU container asks for two resources, one call for each, one after the other. While the second is being asked for, the
-kubelet lists the container with the ids of the first: so the first call is answered with nothing, and the second one is
-recognised. Plain init containers are never listed; for them, and for containers that ask for one resource only, the
-counts have to tell, among the pods of this node that still wait. Where several would fit and it makes a difference
-which, the answer is a refusal, never a guess.
+The kubelet admits one pod after another, its containers in their order, and lists a pod from the moment it takes it up.
+So whoever is listed and still waits for a container is being admitted, and it is the turn of its first container that
+has nothing yet. A GPU container asks for two resources, one call for each: the first is answered with nothing, the
+second one with everything. While the second is being asked for, the kubelet lists the container with the ids of the
+first; only plain init containers are never listed, and for them the call just before tells. Where that leaves a choice,
+the answer is a refusal, never a guess.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -30,6 +31,13 @@ class Call(Struct, frozen=True):
         return len(self.ids)
 
 
+class First(Struct, frozen=True):
+    """A call that was answered with nothing, and the pods that it could have been for."""
+
+    call: Call
+    uids: frozenset[str]
+
+
 class Target(Struct, frozen=True):
     """A container of a pod, and the ids it already holds of the other resource."""
 
@@ -43,108 +51,98 @@ class Target(Struct, frozen=True):
         return f"{self.pod.title} container {self.container}"
 
 
-class Ambiguous(Exception):  # noqa: N818 - not a fault of the program
-    """Several containers could be meant, and it makes a difference; the message names them."""
+class Verdict(Struct, frozen=True):
+    """Whose a call is: those for whom it would be the last, and those for whom it would be the first of two."""
+
+    lasts: tuple[Target, ...] = ()
+    firsts: tuple[Target, ...] = ()
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether there is just one answer: one container gets everything now, or it is a first call in any case."""
+        return len(self.lasts) == 1 if not self.firsts else not self.lasts
 
 
-def halves(listed: Iterable[Holding], resource: Resource, names: Names, known: Known) -> list[Target]:
-    """Find the containers that hold the other resource, lack this one, and ask for both in just these counts."""
-    mine, others = resource.name_in(names), resource.other.name_in(names)
-    named = {(pod.metadata.namespace, pod.metadata.name): pod for pod in known.values() if not pod.has_ended}
-    found = []
-    for held in listed:
-        ids = held.ids.get(others)
-        pod = named.get((held.namespace, held.pod))
-        if not ids or held.ids.get(mine) or pod is None:
-            continue
-        counts = pod.counts.get(held.container, {})
-        if counts.get(resource.other) == len(ids) and resource in counts:
-            found.append(Target(pod, held.container, ids))
-    return found
+class Listed:
+    """The pods that the kubelet has taken up, with what their containers hold; of some only that they are there."""
+
+    def __init__(self, names: Names, holdings: Iterable[Holding] = (), bare: Iterable[tuple[str, str]] = ()) -> None:
+        self._names = names
+        self._held = {(each.namespace, each.pod, each.container): each.ids for each in holdings}
+        self._pods = {(namespace, pod) for namespace, pod, _ in self._held} | set(bare)
+
+    def has(self, pod: BoundPod) -> bool:
+        """Tell whether a pod was taken up."""
+        return (pod.metadata.namespace, pod.metadata.name) in self._pods
+
+    def shows(self, pod: BoundPod, container: str) -> bool:
+        """Tell whether it would be seen what a container holds."""
+        return (pod.metadata.namespace, pod.metadata.name, container) in self._held
+
+    def ids(self, pod: BoundPod, container: str, resource: Resource) -> frozenset[str]:
+        """Give the ids that a container holds."""
+        held = self._held.get((pod.metadata.namespace, pod.metadata.name, container), {})
+        return held.get(resource.name_in(self._names), frozenset())
 
 
-def unknown_halves(listed: Iterable[Holding], resource: Resource, names: Names, known: Known) -> bool:
-    """Tell whether a container is half allocated whose pod is not known here yet."""
-    mine, others = resource.name_in(names), resource.other.name_in(names)
-    named = {(pod.metadata.namespace, pod.metadata.name) for pod in known.values()}
-    return any(
-        held.ids.get(others) and not held.ids.get(mine) and (held.namespace, held.pod) not in named for held in listed
-    )
+def judged(
+    call: Call,
+    before: First | None,
+    listed: Listed,
+    known: Known,
+    allocated: Mapping[str, Collection[str]],
+    *,
+    again: bool = False,
+) -> Verdict:
+    """Say whose call this is, by the pods that were taken up and the containers that have theirs.
 
-
-def second_call(found: Sequence[Target], resource: Resource, count: int, before: Call | None) -> Target | None:
-    """Say whose second call this is; None if it is a first one.
-
-    Containers whose second call failed may be listed for a while: the ids of the call before tell them apart.
+    With `again`, containers that have theirs are meant: a kubelet that lost its memory asks for them once more.
     """
-    fitting = [each for each in found if each.pod.counts[each.container].get(resource) == count]
-    if len(fitting) > 1 and before is not None and before.resource is resource.other:
-        fitting = [each for each in fitting if each.other_ids == before.ids] or fitting
-    if len(fitting) > 1:
-        raise Ambiguous(several(fitting))
-    return fitting[0] if fitting else None
-
-
-def by_counts(
-    known: Known, call: Call, before: Call | None, allocated: Mapping[str, Iterable[str]], *, unlisted: bool = False
-) -> list[Target]:
-    """Find the containers that only counts can tell: plain init containers, and those that ask for one resource.
-
-    `before` is the call just before this one, if it was answered with nothing. `allocated` names the containers of each
-    pod that have theirs. `unlisted` says that the kubelet lists nobody now, so that all containers are meant.
-    """
-    pair = {call.resource: call.count}
-    if before is not None and before.resource is call.resource.other:
-        pair[before.resource] = before.count
-    waiting: list[Target] = []
-    again: list[Target] = []
-    for pod in sorted(known.values(), key=lambda each: (each.created, each.title)):
-        if pod.has_ended:
+    lasts: list[Target] = []
+    firsts: list[Target] = []
+    for pod in known.values():
+        if pod.has_ended or not listed.has(pod):
             continue
-        done = set(allocated.get(pod.uid, ()))
-        for name, counts in pod.counts.items():
-            is_single = counts == {call.resource: call.count}
-            if is_single or (counts == pair and (unlisted or pod.role_of(name) is Role.INIT)):
-                target = Target(pod, name, before.ids if before is not None and not is_single else frozenset())
-                (again if name in done else waiting).append(target)
-    # A kubelet that lost its memory asks again for what was given before.
-    return waiting or again
+        done = allocated.get(pod.uid, ())
+        for container in [name for name in in_order(pod) if name in done] if again else turn(pod, done):
+            counts = pod.counts[container]
+            if counts.get(call.resource) != call.count:
+                continue
+            if len(counts) == 1:
+                lasts.append(Target(pod, container))
+            elif (other_ids := ids_before(pod, container, call, before, listed)) is not None:
+                lasts.append(Target(pod, container, other_ids))
+            elif not listed.ids(pod, container, call.resource):
+                firsts.append(Target(pod, container))
+    return Verdict(tuple(lasts), tuple(firsts))
 
 
-def first_calls(known: Known, call: Call, allocated: Mapping[str, Iterable[str]]) -> list[Target]:
-    """Find the containers whose first of two calls this could be."""
-    return [
-        Target(pod, name)
-        for pod in known.values()
-        if not pod.has_ended
-        for name, counts in pod.counts.items()
-        if len(counts) > 1 and counts.get(call.resource) == call.count and name not in allocated.get(pod.uid, ())
-    ]
+def in_order(pod: BoundPod) -> list[str]:
+    """Name the containers that the kubelet asks for, in its order."""
+    return [each.name for each in pod.request.containers if each.name in pod.counts]
 
 
-def the_one(targets: Sequence[Target]) -> Target:
-    """Choose among containers that counts cannot tell apart: any, if it makes no difference."""
-    first, *others = targets
-    for other in others:
-        if not alike(first, other):
-            raise Ambiguous(several(targets))
-    return first
+def turn(pod: BoundPod, allocated: Collection[str]) -> list[str]:
+    """Name the container whose turn it is: the first that has nothing yet."""
+    return [name for name in in_order(pod) if name not in allocated][:1]
 
 
-def alike(one: Target, other: Target) -> bool:
-    """Tell whether it makes no difference which of two containers gets an answer: same request, same placement."""
-    return (
-        one.container == other.container
-        and one.pod.request == other.pod.request
-        and one.pod.placed == other.pod.placed
-        and one.pod.wishes == other.pod.wishes
-    )
+def ids_before(
+    pod: BoundPod, container: str, call: Call, before: First | None, listed: Listed
+) -> frozenset[str] | None:
+    """Give the ids of a container's first call, if this is its second; None if it is not."""
+    wanted = pod.counts[container][call.resource.other]
+    pairs = before is not None and before.call.resource is call.resource.other and pod.uid in before.uids
+    if pod.role_of(container) is Role.INIT or not listed.shows(pod, container):
+        return before.call.ids if before is not None and pairs and before.call.count == wanted else None
+    held = listed.ids(pod, container, call.resource.other)
+    if len(held) != wanted or listed.ids(pod, container, call.resource):
+        return None
+    # What another process answered before is not remembered here, and need not be.
+    return held if before is None or (pairs and held == before.call.ids) else None
 
 
 def several(targets: Sequence[Target]) -> str:
     """Say that it cannot be told which container is meant."""
     names = ", ".join(sorted(each.title for each in targets))
-    return (
-        f"it cannot be told which of these containers is being started, and they were given different GPUs: {names}; "
-        "start them one after another, or make a GPU init container restartable (restartPolicy: Always)"
-    )
+    return f"it cannot be told for which of these containers the kubelet asks: {names}; make the pod again"

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -19,13 +19,11 @@ from nodeplugin.cards import Card, Fleet
 from nodeplugin.drivers import CURRENT, DeviceNode, HostDriver
 from nodeplugin.pods import BoundPod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
-from nodeplugin.records import replace_file
+from nodeplugin.records import Allocation, Way, replace_file
 from vcuda.memory import MIB
 from vcuda.names import Names
 from vcuda.placement import Slice
 from vcuda.vocabulary import WHOLE
-
-Way = Literal["native", "cdi", "nvidia-runtime"]
 
 LIMITS_VERSION = 1
 LIMITS_FILE, LIMITS_PATH = "limits.json", "/etc/quotient"
@@ -96,33 +94,33 @@ class Injector:
             self._cdi.mkdir(parents=True, exist_ok=True)
 
     def answer(
-        self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]
+        self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]
     ) -> api.ContainerAllocateResponse:
         """Say what the runtime has to do for a container."""
-        self.prepare(pod, container, token, slices)
+        self.prepare(pod, container, allocation, slices)
         cards = self._cards(slices)
         answer = api.ContainerAllocateResponse(annotations=self._ancestors_annotations(slices, cards))
-        if self.way == "cdi":
-            answer.cdi_devices.add(name=f"{CDI_KIND}={token}")
+        if allocation.way == "cdi":
+            answer.cdi_devices.add(name=f"{CDI_KIND}={allocation.token}")
             return answer
         for node in self._driver.nodes_of(cards):
             answer.devices.add(host_path=node.host, container_path=node.container, permissions="rw")
-        for host, inside in self._mounts(token):
+        for host, inside in self._mounts(allocation.token):
             answer.mounts.add(host_path=host, container_path=inside, read_only=True)
         answer.envs.update(self._environment(slices))
         return answer
 
-    def prepare(self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]) -> None:
-        """Write the container's folder, and its CDI file, as they should be."""
-        folder = self._containers / token
+    def prepare(self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]) -> None:
+        """Write the container's folder as it should be; and its CDI file, if one was promised, whatever the way now."""
+        folder = self._containers / allocation.token
         folder.mkdir(parents=True, exist_ok=True)
         # Whoever the container runs as, and whatever this process makes by default.
         folder.chmod(0o755)
         put(folder / LIMITS_FILE, msgspec.json.encode(self._limits(pod, container, slices)))
-        if self.way == "cdi":
+        if allocation.way == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
             nodes = self._driver.nodes_of(self._cards(slices))
-            put(self._cdi_file(token), msgspec.json.encode(self._spec(token, slices, nodes)))
+            put(self._cdi_file(allocation.token), msgspec.json.encode(self._spec(allocation.token, slices, nodes)))
 
     def forget(self, tokens: Collection[str]) -> None:
         """Remove folders and files of containers that are gone."""

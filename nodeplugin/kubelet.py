@@ -22,8 +22,8 @@ VERSION = "v1beta1"
 CHECKPOINT = "kubelet_internal_checkpoint"
 SOCKET = "kubelet.sock"
 # It answers 100 calls a second, 10 at once, and refuses more: whoever else asks may have used them up.
-TRIES = 5
-RETRY_S = 0.02
+TRIES = 8
+RETRY_S = 0.03
 CALL_S = 2.0
 REGISTER_S = 10.0
 
@@ -32,6 +32,10 @@ T = TypeVar("T")
 
 class KubeletError(Exception):
     """The kubelet does not answer."""
+
+
+class UnknownPod(KubeletError):  # noqa: N818 - an answer
+    """The kubelet has not taken this pod up."""
 
 
 class Holding(Struct, frozen=True):
@@ -82,7 +86,13 @@ class Kubelet:
         self.plugins = plugins
         self.socket = plugins / SOCKET
         # The kubelet, and strict servers with it, want a host name where there is none.
-        options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 64 * 2**20)]
+        options = [
+            ("grpc.default_authority", "localhost"),
+            ("grpc.max_receive_message_length", 64 * 2**20),
+            # A kubelet that was away for a moment is back in a moment.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
         self._channel = grpc.insecure_channel(f"unix://{pod_resources}", options)
         self._lister = resources_grpc.PodResourcesListerStub(self._channel)
 
@@ -109,7 +119,12 @@ class Kubelet:
     def held_by(self, namespace: str, pod: str) -> list[Holding]:
         """Say what the containers of one pod hold; has no side effect, and is not known to kubelets before 1.34."""
         request = resources.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
-        return holdings_of(patiently(lambda: self._lister.Get(request, timeout=CALL_S)).pod_resources)
+        try:
+            return holdings_of(patiently(lambda: self._lister.Get(request, timeout=CALL_S)).pod_resources)
+        except KubeletError as wrong:
+            if "not found" in str(wrong):
+                raise UnknownPod(str(wrong)) from None
+            raise
 
     def kept(self) -> list[Kept]:
         """Read what the kubelet wrote down; nothing if that is not there or cannot be read."""

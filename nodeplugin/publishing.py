@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from cluster.errors import ApiError, NotFound
+from cluster.errors import ApiError, NotFound, Refused
 from cluster.events import WARNING, Recorder
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
@@ -41,14 +41,24 @@ RIVAL_EVENT, CARD_EVENT = "GPUsOfferedTwice", "GPUUnhealthy"
 class Publisher:
     """Keeps the Node and the pods' placements as this plugin knows them."""
 
-    def __init__(self, cluster: Cluster, node: str, names: Names, fleet: Fleet, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: str,
+        names: Names,
+        fleet: Fleet,
+        *,
+        on_change: Callable[[], None],
+        deviating: Callable[[], list[Hold]],
+        driver: Callable[[], str],
+    ) -> None:
         self._cluster, self._node, self._names, self._fleet, self._on_change = cluster, node, names, fleet, on_change
         self.nodes: Informer[Node] = Informer(cluster, NODES, selector=Selector(fields=f"metadata.name={node}"))
         self.nodes.on_change(lambda _old, new: self._heard(new))
+        self._deviating, self._driver = deviating, driver
         self._events = Recorder(cluster, "quotient-nodeplugin")
-        # Guards the placements to be written.
-        self._lock = threading.Lock()
-        self._placements: dict[str, Hold] = {}
+        # Pods whose placement is refused for good: they are gone, or others have their names.
+        self._given_up: set[str] = set()
         self._wake = threading.Event()
         self._ending = threading.Event()
         self.rivals: list[str] = []
@@ -75,12 +85,6 @@ class Publisher:
 
     def look_again(self) -> None:
         """Have the Node compared with what is known."""
-        self._wake.set()
-
-    def write_placement(self, hold: Hold) -> None:
-        """Have a pod say where it really is."""
-        with self._lock:
-            self._placements[hold.uid] = hold
         self._wake.set()
 
     def _heard(self, node: Node | None) -> None:
@@ -112,19 +116,21 @@ class Publisher:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            try:
-                done = self._publish() and self._write_placements()
-            except (ApiError, Unavailable) as wrong:
-                self._log.warning("not_published", cause=str(wrong))
-                done = False
-            except Exception:  # the outermost frame of the thread: it has to go on
-                self._log.exception("publisher_failed")
-                done = False
-            if done:
+            # One that fails does not hold up the other.
+            if all([self._tried(self._publish), self._tried(self._write_placements)]):
                 self._wake.wait()
             else:
                 self._ending.wait(RETRY_S)
             self._wake.clear()
+
+    def _tried(self, step: Callable[[], bool]) -> bool:
+        try:
+            return step()
+        except (ApiError, Unavailable) as wrong:
+            self._log.warning("not_published", cause=str(wrong))
+        except Exception:  # the outermost frame of the thread: it has to go on
+            self._log.exception("publisher_failed")
+        return False
 
     def _publish(self) -> bool:
         """Write the Node if it says something else; false if it is not known yet."""
@@ -136,7 +142,7 @@ class Publisher:
         gpus = self._fleet.gpus()
         models = sorted({gpu.model for gpu in gpus})
         wanted: dict[str, dict[str, str | None]] = {
-            "annotations": {self._names.inventory: encode_inventory(gpus)},
+            "annotations": {self._names.inventory: encode_inventory(gpus, self._driver())},
             "labels": {self._names.model_label: (models[0] if len(models) == 1 else MIXED) if models else None},
         }
         if changes := differences(node, wanted):
@@ -153,21 +159,20 @@ class Publisher:
         return True
 
     def _write_placements(self) -> bool:
-        with self._lock:
-            waiting = dict(self._placements)
-        for uid, hold in waiting.items():
+        """Have pods say where they are that the node placed itself, until they do."""
+        for hold in self._deviating():
+            if hold.uid in self._given_up:
+                continue
             text = encode_placement(hold.placed)
-            changes = {"metadata": {"uid": uid, "annotations": {self._names.placement: text}}}
+            changes = {"metadata": {"uid": hold.uid, "annotations": {self._names.placement: text}}}
             try:
                 self._cluster.patch(PODS, hold.name, hold.namespace, changes)
-            except NotFound:
-                pass
-            except ApiError as refused:
-                # Another pod of this name, or one that may not be changed: the node's own book is what counts.
-                self._log.warning("placement_not_written", pod=hold.title, cause=str(refused))
-            with self._lock:
-                if self._placements.get(uid) is hold:
-                    del self._placements[uid]
+            except (NotFound, Refused) as gone:
+                # Another pod of this name, or none: the node's own book is what counts.
+                if isinstance(gone, NotFound) or "metadata.uid" in str(gone):
+                    self._given_up.add(hold.uid)
+                    continue
+                raise
         return True
 
     def _reference(self, node: Node) -> ObjectReference:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -12,15 +13,21 @@ from nodeplugin.offering import Resource
 from vcuda.placement import Slice
 from vcuda.placing import Held
 
+Way = Literal["native", "cdi", "nvidia-runtime"]
+
 VERSION = 1
 BOOK = "allocations.json"
 
 
 class Allocation(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What one container got: a token that names its folder, and the device ids by which the kubelet knows it."""
+    """What one container got: a token that names its folder, the device ids by which the kubelet knows it, and how.
+
+    One that an ancestor gave has no token.
+    """
 
     token: str
     ids: dict[Resource, tuple[str, ...]] = {}
+    way: Way = "native"
 
 
 class Hold(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -53,6 +60,7 @@ class Book(Struct, frozen=True, rename="camel", omit_defaults=True):
     holds: dict[str, Hold] = {}
     cards: tuple[Card, ...] = ()
     boot: str = ""
+    way: Way | None = None
 
 
 class File(Struct, frozen=True):

@@ -17,6 +17,7 @@ from nodeplugin.nvml import Driver, Running, Usage
 from nodeplugin.pods import BoundPod, Known
 from nodeplugin.records import Hold
 from vcuda.placement import Slice
+from vcuda.request import Role
 
 FRESH_S = 1.0
 WAIT_S = 3.0
@@ -83,7 +84,7 @@ class Sampler:
     def sample(self) -> Sample:
         """Give a sample of this moment, or the last one if the driver takes too long."""
         with self._done:
-            if time.time() - self._last.at < FRESH_S:
+            if self._last.cards and time.monotonic() - self._last.at < FRESH_S:
                 return self._last
             if not self._is_measuring:
                 self._is_measuring = True
@@ -131,10 +132,17 @@ def put_together(
         for uid, hold in holds.items():
             for name, slices in hold.placed.items():
                 for given in slices:
-                    if given.uuid == card.uuid and uid in known:
+                    if given.uuid == card.uuid and uid in known and not has_passed(known[uid], name):
                         processes = tuple(by_container.get((uid, name), ()))
                         containers.append(ContainerSample(known[uid], name, card, given, processes))
-    return Sample(time.time(), tuple(cards), tuple(containers), tuple(strangers))
+    return Sample(time.monotonic(), tuple(cards), tuple(containers), tuple(strangers))
+
+
+def has_passed(pod: BoundPod, container: str) -> bool:
+    """Tell whether a container is an init container whose turn is over: what it had is others' now."""
+    apps = {each.name for each in pod.request.containers if each.role is Role.APP}
+    is_init = any(each.name == container and each.role is Role.INIT for each in pod.request.containers)
+    return is_init and bool(apps & set(pod.container_ids.values()))
 
 
 def cards_of(holds: Mapping[str, Hold], uid: str, container: str) -> list[str]:

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,15 +18,15 @@ from nodeplugin.cards import Card, Fleet
 from nodeplugin.cgroups import running_pods
 from nodeplugin.drivers import HostDriver
 from nodeplugin.health import Watch
-from nodeplugin.injecting import Injector, Way, detected
+from nodeplugin.injecting import Injector, detected
 from nodeplugin.kubelet import Kubelet
 from nodeplugin.metrics import Metrics
 from nodeplugin.monitor import Monitor
 from nodeplugin.nvml import Driver, DriverError
 from nodeplugin.offering import Resource, too_many
-from nodeplugin.pods import Pods
+from nodeplugin.pods import Known, Pods
 from nodeplugin.publishing import Publisher
-from nodeplugin.records import BOOK, BadCheckpoint, read_book
+from nodeplugin.records import BOOK, BadCheckpoint, Book, Hold, Way, read_book
 from nodeplugin.sampling import Sampler
 from nodeplugin.serving import Registrar
 from settings.configuration import Configuration
@@ -38,9 +38,8 @@ from vcuda.names import names_for
 REDISCOVER_S = 30.0
 REDISCOVER_SOON_S = 5.0
 COLLECT_S = 60.0
-SOON_S = 0.5
+SOON_S, KEEP_S = 0.5, 5.0
 DETECT_S = 1.0
-STALE_HEALTH_S = 120.0
 
 
 class CannotServe(Exception):  # noqa: N818 - the configuration's fault, or the node's
@@ -61,7 +60,8 @@ class Service:
         self.driver = driver or Driver()
         self.driver.library = self.host_driver.library()
         boot = boot_id()
-        self.fleet = Fleet(remembered_cards(self._folder, boot))
+        self._book = remembered(self._folder)
+        self.fleet = Fleet(remembered_cards(self._book, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = Pods(cluster, self.node, spoken, self._folder / "pods.json")
         self._way: Way | None = None if settings.injection == "auto" else settings.injection
@@ -84,9 +84,17 @@ class Service:
             running=running_pods,
             boot=boot,
         )
-        self.publisher = Publisher(cluster, self.node, spoken.names, self.fleet, on_change=self._changed)
-        self.allocator.deviations = self.publisher.write_placement
-        self.watch = Watch(self.driver, self.fleet, settings.health, self._changed)
+        self.publisher = Publisher(
+            cluster,
+            self.node,
+            spoken.names,
+            self.fleet,
+            on_change=self._changed,
+            deviating=lambda: deviating(self.allocator.holds(), self.pods.known()),
+            driver=lambda: self._driver_version,
+        )
+        self.allocator.on_change(self.publisher.look_again)
+        self.watch = Watch(self.driver, self.fleet, settings.health, self._changed, rediscover=self._rediscover)
         self.sampler = Sampler(self.driver, self.fleet, self.pods.known, self.allocator.holds)
         self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.watch.xids), self._standing)
         names = {resource: resource.name_in(spoken.names) for resource in Resource}
@@ -105,6 +113,8 @@ class Service:
         self._pods_changed = threading.Event()
         self._driver_error = "not asked yet"
         self._driver_version = ""
+        self._library: tuple[int, int] | None = None
+        self._rediscovered = time.monotonic()
         self.failure = ""
         self._log = structlog.get_logger()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
@@ -115,7 +125,7 @@ class Service:
         self.monitor.start()
         self._find_cards()
         self.publisher.start()
-        self.pods.start(self._pods_changed.set)
+        self.pods.start(self._pods_have_changed)
         if self._way is None:
             self.injector.way = self._detected()
         self.injector.start(self._driver_version)
@@ -156,9 +166,8 @@ class Service:
     def _find_cards(self) -> None:
         """Ask the driver which cards there are; without one the node has none, until it comes."""
         try:
+            self._check_library()
             if self._driver_error:
-                self.host_driver.find()
-                self.driver.library = self.host_driver.library()
                 self.driver.open()
             cards = self.driver.cards()
         except DriverError as wrong:
@@ -167,60 +176,89 @@ class Service:
             self._driver_error = str(wrong)
             return
         self._driver_error = ""
-        self._driver_version, before_it = self.driver.version(), self._driver_version
-        if before_it != self._driver_version and self._keeper.is_alive():
-            self.injector.start(self._driver_version)
+        if (version := self.driver.version()) != self._driver_version:
+            if self._keeper.is_alive():
+                self.injector.start(version)
+            self._driver_version = version
         if why := too_many(cards, self._unit_mib):
             raise CannotServe(why)
         before = self.fleet.cards()
         self.fleet.found(cards)
+        self._forget_divided(cards)
         if before != self.fleet.cards():
             self._log.info("cards_found", cards=[f"{card.index}: {card.product}" for card in cards])
+
+    def _check_library(self) -> None:
+        """Find the driver's library; one that was replaced can be loaded by another process alone."""
+        self.host_driver.find()
+        library = self.host_driver.library()
+        found = (library.stat().st_ino, library.stat().st_mtime_ns) if library else None
+        if self._library is not None and found not in {None, self._library}:
+            raise CannotServe("the driver was replaced: begin anew with the new one")
+        self._library = found or self._library
+        self.driver.library = library
+
+    def _forget_divided(self, cards: Iterable[Card]) -> None:
+        """Forget cards that were divided into parts, or parts that were put together again, once nobody holds them."""
+        there = {card.uuid for card in cards} | {card.parent for card in cards}
+        held = {uuid for hold in self.allocator.holds().values() for uuid in hold.held}
+        missing = self.fleet.missing() - held
+        self.fleet.forget(
+            card.uuid for card in self.fleet.cards() if card.uuid in missing and {card.uuid, card.parent} & there - {""}
+        )
 
     def _detected(self) -> Way:
         try:
             info = self._cluster.bounded(DETECT_S).get(NODES, self.node).status.node_info
         except (ApiError, Unavailable) as away:
             self._log.warning("runtime_unknown", cause=str(away))
-            return "native"
+            return self._book.way or "native"
         return detected(info.container_runtime_version, info.kubelet_version)
 
     def _keep(self) -> None:
         """Let go of what gone pods held, and look for cards anew, from time to time."""
-        rediscovered = collected = time.monotonic()
-        swept, dying = False, set[str]()
+        collected = time.monotonic()
+        swept, dying, waited = False, set[str](), 0
         while not self.ending.is_set():
-            pause_s = REDISCOVER_SOON_S if self._is_amiss() else REDISCOVER_S
-            self._pods_changed.wait(pause_s if swept and not dying else SOON_S)
+            # Processes that do not end are looked for less and less often.
+            self._pods_changed.wait(KEEP_S if swept and not dying else min(SOON_S * 2**waited, KEEP_S))
             changed = self._pods_changed.is_set()
             self._pods_changed.clear()
             try:
                 now = time.monotonic()
+                self.watch.look_after_the_look()
                 if changed or dying or now - collected > COLLECT_S or not swept:
                     dying = self.allocator.collect()
+                    waited = waited + 1 if dying and not changed else 0
                     collected = now
                 if not swept and self.pods.informer.synced:
                     self._sweep()
                     swept = True
-                if now - rediscovered > (REDISCOVER_SOON_S if self._is_amiss() else REDISCOVER_S):
-                    rediscovered = now
-                    self._find_cards()
-                    self._changed()
-            except CannotServe as wrong:
-                self._log.error("cannot_serve", cause=str(wrong))
-                self.failure = str(wrong)
-                self.ending.set()
             except Exception:  # the outermost frame of the thread: it has to go on
                 self._log.exception("keeper_failed")
 
-    def _is_amiss(self) -> bool:
-        """Tell whether cards may come back at any moment."""
-        return bool(self._driver_error or self.fleet.missing())
+    def _rediscover(self) -> None:
+        """Look for cards anew from time to time, soon if some may come back; on the thread that asks the driver."""
+        amiss = bool(self._driver_error or self.fleet.missing())
+        if time.monotonic() - self._rediscovered < (REDISCOVER_SOON_S if amiss else REDISCOVER_S):
+            return
+        self._rediscovered = time.monotonic()
+        try:
+            self._find_cards()
+        except CannotServe as wrong:
+            self._log.error("cannot_serve", cause=str(wrong))
+            self.failure = str(wrong)
+            self.ending.set()
+        self._changed()
 
     def _sweep(self) -> None:
         self.allocator.sweep()
         if not self.allocator.holds():
             self.injector.remove_old_drivers()
+
+    def _pods_have_changed(self) -> None:
+        self._pods_changed.set()
+        self.publisher.look_again()
 
     def _changed(self) -> None:
         self.registrar.changed()
@@ -250,15 +288,26 @@ class Service:
         return [*amiss, self._driver_error] if self._driver_error else amiss
 
 
-def remembered_cards(folder: Path, boot: str) -> tuple[Card, ...]:
+def deviating(holds: Mapping[str, Hold], known: Known) -> list[Hold]:
+    """Give the pods that this node placed, and that do not say so yet."""
+    return [
+        hold for uid, hold in holds.items() if hold.chosen_here and uid in known and known[uid].placed != hold.placed
+    ]
+
+
+def remembered(folder: Path) -> Book:
+    """Read the book of the plugin before, as far as it can be read."""
+    try:
+        return read_book(folder / BOOK)
+    except BadCheckpoint:
+        return Book()
+
+
+def remembered_cards(book: Book, boot: str) -> tuple[Card, ...]:
     """Give the cards that the plugin before knew; since the last boot only those that pods hold.
 
     A card that is missing while the machine runs is broken. One that is missing after a boot was taken out.
     """
-    try:
-        book = read_book(folder / BOOK)
-    except BadCheckpoint:
-        return ()
     held = {uuid for hold in book.holds.values() for uuid in hold.held}
     return tuple(card for card in book.cards if book.boot == boot or card.uuid in held)
 

@@ -27,16 +27,17 @@ class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True)
     reason: str = ""
 
 
-class Inventory(Struct, frozen=True):
-    """All cards of a node; readers pass over keys they do not know."""
+class Inventory(Struct, frozen=True, omit_defaults=True):
+    """All cards of a node, and its driver; readers pass over keys they do not know."""
 
     v: int
     gpus: tuple[Gpu, ...]
+    driver: str = ""
 
 
-def encode_inventory(gpus: tuple[Gpu, ...]) -> str:
+def encode_inventory(gpus: tuple[Gpu, ...], driver: str = "") -> str:
     """Write the annotation."""
-    return msgspec.json.encode(Inventory(VERSION, gpus)).decode()
+    return msgspec.json.encode(Inventory(VERSION, gpus, driver)).decode()
 
 
 def decode_inventory(text: str) -> tuple[Gpu, ...]:

@@ -8,7 +8,7 @@ same pod give the same placement, wherever it is asked for.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, islice
 from math import comb
 
 from msgspec import Struct
@@ -23,8 +23,9 @@ from vcuda.wishes import NOTHING, Wishes
 # How well two cards reach each other, worst first; NVLink is better the more links there are.
 PATHS = ("sys", "node", "phb", "pxb", "pix", "board")
 NVLINK = "nvlink"
-MOST_SETS = 5000
-MOST_STEPS = 20_000
+# What is tried before a search gives up; a node answers within milliseconds.
+MOST_SETS = 2000
+MOST_STEPS = 2000
 
 Placed = dict[str, tuple[Slice, ...]]
 Held = tuple[int, int]
@@ -107,6 +108,15 @@ class Board:
         # The one unit for each card that every container carries asks for nothing.
         return share.memory_units * self.unit_mib if share.cards and share.memory_units > share.cards else 0
 
+    def is_too_small(self, request: PodRequest) -> bool:
+        """Tell whether all cards together have not enough cores at some moment: then no search is needed."""
+        free = sum(room.cores for room in self.rooms.values() if not room.closed)
+        wanted: dict[int, int] = {}
+        for each in request.containers:
+            for moment in self._moments[each.name]:
+                wanted[moment] = wanted.get(moment, 0) + each.share.cores
+        return max(wanted.values(), default=0) > free
+
     def put(self, container: ContainerRequest, uuids: Sequence[str]) -> None:
         """Give a container its cards."""
         self._change(container, uuids, 1)
@@ -166,6 +176,8 @@ def place(
         raise NoRoom(f"this node has no card of {wanted}" if rooms else "this node has no card")
     for model in models_in_order(rooms, wishes, policy):
         board = Board([room for room in rooms if room.gpu.model == model], request, unit_mib)
+        if board.is_too_small(request):
+            continue
         # The largest first: they find the fewest cards. Among equals, in the pod's own order.
         order = sorted(request.containers, key=lambda each: -each.share.cores)
         placed = Search(board, policy).run(order)
@@ -211,13 +223,14 @@ class Search:
     """Tries cards for one container after another, the best first, and goes back where the next finds none."""
 
     def __init__(self, board: Board, policy: Policy) -> None:
-        self._board, self._policy, self._steps = board, policy, 0
+        self._board, self._policy, self._steps, self._connects = board, policy, 0, False
 
     def run(self, order: Sequence[ContainerRequest]) -> dict[str, tuple[str, ...]] | None:
         """Give each container its cards; None if there is no way, or none was found in bounded time."""
         if not order:
             return {}
         first, *rest = order
+        self._connects = any(each.share.cards for each in order)
         for uuids in self._choices(first):
             self._steps += 1
             if self._steps > MOST_STEPS:
@@ -234,7 +247,13 @@ class Search:
         if container.share.cards:
             yield from self._sets(container, free)
         else:
-            yield from ((room.gpu.uuid,) for room in sorted(free, key=lambda room: self._worth(container, room)))
+            tried: set[tuple[int | str, ...]] = set()
+            for room in sorted(free, key=lambda room: self._worth(container, room)):
+                # Of cards that stand alike one is as good as another, unless whole ones are still to be connected.
+                alike = self._worth(container, room)[:3]
+                if self._connects or alike not in tried:
+                    tried.add(alike)
+                    yield (room.gpu.uuid,)
 
     def _worth(self, container: ContainerRequest, room: Room) -> tuple[int | str, ...]:
         """Rank a card for a share: where the pod is already; then the fullest or the emptiest."""
@@ -262,56 +281,53 @@ class Search:
 
 def best_sets(gpus: Sequence[Gpu], wanted: int) -> Iterable[tuple[Gpu, ...]]:
     """Order sets of cards: the best connected first; among equals, those that leave the others best connected."""
-    rank = ranks(gpus)
-    if len(set(rank.values())) <= 1:
+    web = Web(gpus)
+    if web.is_even:
         # All alike, as behind NVSwitch: only memory can tell sets apart, the first indexes come first.
-        return (tuple(chosen) for chosen in limited(combinations(gpus, wanted)))
+        return (tuple(chosen) for chosen in islice(combinations(gpus, wanted), MOST_SETS))
+    numbers = range(len(gpus))
     if comb(len(gpus), wanted) <= MOST_SETS:
-        found: Iterable[tuple[Gpu, ...]] = combinations(gpus, wanted)
+        found: Iterable[tuple[int, ...]] = combinations(numbers, wanted)
     else:
-        made = (grown(gpus, seed, wanted, rank) for seed in gpus)
-        found = {tuple(gpu.uuid for gpu in chosen): chosen for chosen in made}.values()
-    return sorted(found, key=lambda chosen: quality(chosen, gpus, rank))
+        found = {web.grown(seed, wanted) for seed in numbers}
+    return (tuple(gpus[each] for each in chosen) for chosen in sorted(found, key=web.quality))
 
 
-def limited(sets: Iterator[tuple[Gpu, ...]]) -> Iterator[tuple[Gpu, ...]]:
-    """Stop after so many."""
-    for _, chosen in zip(range(MOST_SETS), sets, strict=False):
-        yield chosen
+class Web:
+    """How well each two of some cards reach each other."""
 
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._ranks = [
+            [link_rank(link_between(one, other)) if one is not other else 0 for other in gpus] for one in gpus
+        ]
+        self._sums = [sum(row) for row in self._ranks]
+        self._total = sum(self._sums) // 2
 
-def grown(gpus: Sequence[Gpu], seed: Gpu, wanted: int, rank: Mapping[frozenset[str], int]) -> tuple[Gpu, ...]:
-    """Grow a set from one card: always by the one that is best connected to all before it."""
-    chosen = [seed]
-    while len(chosen) < wanted:
-        rest = [gpu for gpu in gpus if gpu not in chosen]
-        chosen.append(max(rest, key=lambda gpu: (bonds(gpu, chosen, rank), -gpu.index)))
-    return tuple(sorted(chosen, key=lambda gpu: gpu.index))
+    @property
+    def is_even(self) -> bool:
+        """Whether all are connected alike."""
+        ranks = {rank for number, row in enumerate(self._ranks) for rank in row[:number]}
+        return len(ranks) <= 1
 
+    def quality(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
+        """Rank a set, the smallest best: its worst link, its links together, and what is left."""
+        inside = [self._ranks[one][other] for one, other in combinations(chosen, 2)]
+        among = sum(inside)
+        # Of all links, those of the chosen ones are gone; those among them were counted twice.
+        left = self._total - sum(self._sums[each] for each in chosen) + among
+        return (-min(inside, default=0), -among, -left, *chosen)
 
-def bonds(gpu: Gpu, chosen: Sequence[Gpu], rank: Mapping[frozenset[str], int]) -> tuple[int, int]:
-    """Say how well a card reaches others: its worst link, and all together."""
-    links = [rank[frozenset((gpu.uuid, other.uuid))] for other in chosen]
-    return min(links), sum(links)
+    def grown(self, seed: int, wanted: int) -> tuple[int, ...]:
+        """Grow a set from one card: always by the one that is best connected to all before it."""
+        chosen = [seed]
+        while len(chosen) < wanted:
+            rest = [each for each in range(len(self._ranks)) if each not in chosen]
+            chosen.append(max(rest, key=lambda each: (*self._bonds(each, chosen), -each)))
+        return tuple(sorted(chosen))
 
-
-def quality(chosen: Sequence[Gpu], gpus: Sequence[Gpu], rank: Mapping[frozenset[str], int]) -> tuple[int, ...]:
-    """Rank a set, the smallest best: its worst link, its links together, and what is left."""
-    inside = pairs(chosen, rank)
-    rest = pairs([gpu for gpu in gpus if gpu not in chosen], rank)
-    return (-min(inside, default=0), -sum(inside), -sum(rest), *(gpu.index for gpu in chosen))
-
-
-def pairs(gpus: Sequence[Gpu], rank: Mapping[frozenset[str], int]) -> list[int]:
-    """Give the ranks of all links among cards."""
-    return [rank[frozenset((one.uuid, other.uuid))] for one, other in combinations(gpus, 2)]
-
-
-def ranks(gpus: Sequence[Gpu]) -> dict[frozenset[str], int]:
-    """Rank the link between every two cards."""
-    return {
-        frozenset((one.uuid, other.uuid)): link_rank(link_between(one, other)) for one, other in combinations(gpus, 2)
-    }
+    def _bonds(self, one: int, chosen: Sequence[int]) -> tuple[int, int]:
+        links = [self._ranks[one][other] for other in chosen]
+        return min(links), sum(links)
 
 
 def link_between(one: Gpu, other: Gpu) -> str:
@@ -371,6 +387,21 @@ def settled(request: PodRequest, placed: Mapping[str, Sequence[Slice]], rooms: S
     """Give a placement with the amounts that follow from the request: nobody else's numbers are taken over."""
     board = Board(rooms, request, unit_mib)
     return {each.name: board.slices(each, [given.uuid for given in placed[each.name]]) for each in request.containers}
+
+
+def promised(
+    request: PodRequest, placed: Mapping[str, Sequence[Slice]], gpus: Sequence[Gpu], unit_mib: int
+) -> dict[str, Held]:
+    """Give what a pod will hold that was placed by somebody else: cards as he says, amounts as the pod asks.
+
+    Nothing, if what he says makes no sense here.
+    """
+    known = {gpu.uuid for gpu in gpus}
+    for each in request.containers:
+        uuids = [given.uuid for given in placed.get(each.name, ())]
+        if len(uuids) != max(1, each.share.cards) or not known.issuperset(uuids):
+            return {}
+    return peaks(request, settled(request, placed, rooms_of(gpus, ()), unit_mib))
 
 
 def peaks(request: PodRequest, placed: Mapping[str, Sequence[Slice]]) -> dict[str, Held]:

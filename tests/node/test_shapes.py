@@ -73,6 +73,24 @@ def test_a_plain_init_container_gets_its_share_and_leaves_it_to_the_others(node:
     assert held(node, "staged") == {uuid(1): [60, 20 * MIB]}
 
 
+def test_replicas_with_init_containers_started_at_once_each_get_their_own(node: GpuNode) -> None:
+    """Equal in everything but their cards: the kubelet takes up one after another, and each is known by its turn."""
+    made = {
+        number: node.create(f"replica-{number}", container("c0", 20, 4), initContainers=[container("i", 20, 4, LOOK)])
+        for number in range(8)
+    }
+    for number, pod in made.items():
+        card = [(uuid(number % 4), 20, 4 * MIB)]
+        node.bind(pod, placement(i=card, c0=card))
+    for number in made:
+        node.wait_phase(f"replica-{number}", "Running")
+        for name in ("i", "c0"):
+            assert cards_seen(node, f"replica-{number}", name) == {number % 4}
+            limits = node.seen(f"replica-{number}", name).limits
+            assert limits is not None
+            assert (limits.pod, limits.container) == (f"replica-{number}", name)
+
+
 def test_init_containers_larger_and_smaller_than_what_follows_them(node: GpuNode) -> None:
     """Reuse in parts: some ids come from the init container, some are new."""
     inits = [container("small", 10, 2, LOOK), container("large", 50, 30, LOOK)]

@@ -10,10 +10,12 @@ import msgspec
 from cluster.objects import Pod
 from nodeplugin.allocating import Allocator
 from nodeplugin.cards import Card, Fleet
-from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError
+from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError, UnknownPod
 from nodeplugin.offering import Resource
 from nodeplugin.pods import BoundPod, Known, Pods, bound_pod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
+from nodeplugin.records import Allocation, Way
+from nodeplugin.service import deviating
 from vcuda.language import Language, language
 from vcuda.names import Names
 from vcuda.placement import Slice, encode_placement
@@ -106,6 +108,8 @@ class SimulatedKubelet:
         self.has_get = True
         self.has_list = True
         self.is_allocating = False
+        # The container that is being allocated: it is written down when all of it is.
+        self._unwritten: tuple[str, str] | None = None
         self.between: Callable[[], None] = lambda: None
         self.lost: list[str] = []
 
@@ -121,13 +125,18 @@ class SimulatedKubelet:
     def held_by(self, namespace: str, pod: str) -> list[Holding]:
         if not self.has_get:
             raise KubeletError("UNIMPLEMENTED: not here")
-        found = [
-            each for each in self.active.values() if (each.metadata.namespace, each.metadata.name) == (namespace, pod)
-        ]
+        named = (namespace, pod)
+        found = [each for each in self.active.values() if (each.metadata.namespace, each.metadata.name) == named]
+        if not found:
+            raise UnknownPod("UNKNOWN: not found")
         return [held for each in found for held in self._holdings(each)]
 
     def kept(self) -> list[Kept]:
-        return [Kept(uid, name, resource, ids, answer) for (uid, name, resource), (ids, answer) in self.devices.items()]
+        return [
+            Kept(uid, name, resource, ids, answer)
+            for (uid, name, resource), (ids, answer) in self.devices.items()
+            if (uid, name) != self._unwritten
+        ]
 
     def _holdings(self, each: Pod) -> list[Holding]:
         sidecars = [one for one in each.spec.init_containers or () if one.restart_policy == "Always"]
@@ -165,6 +174,7 @@ class SimulatedKubelet:
 
     def _allocate(self, each: Pod, one: Any, reusable: Mapping[str, set[str]]) -> None:
         assert self.allocator is not None
+        self._unwritten = each.metadata.uid, one.name
         limits = list((one.resources.limits or {}).items()) if one.resources else []
         self._random.shuffle(limits)
         for number, (resource, amount) in enumerate(limits):
@@ -194,6 +204,7 @@ class SimulatedKubelet:
             finally:
                 self.is_allocating = False
             self.devices[each.metadata.uid, one.name, resource] = (frozenset(ids), answer)
+        self._unwritten = None
 
     def start(self, uid: str, name: str) -> None:
         """Ask the plugin whether a container may start."""
@@ -223,17 +234,19 @@ class SimulatedKubelet:
 class Notes:
     """Notes what the runtime would be told, instead of telling it."""
 
+    way: Way = "native"
+
     def __init__(self) -> None:
         self.prepared: dict[str, tuple[str, str, tuple[Slice, ...]]] = {}
 
     def answer(
-        self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]
+        self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]
     ) -> api.ContainerAllocateResponse:
-        self.prepare(pod, container, token, slices)
-        return api.ContainerAllocateResponse(envs={"CARDS": ",".join(each.uuid for each in slices), "TOKEN": token})
+        self.prepare(pod, container, allocation, slices)
+        return api.ContainerAllocateResponse(envs={"CARDS": ",".join(each.uuid for each in slices)})
 
-    def prepare(self, pod: BoundPod, container: str, token: str, slices: Sequence[Slice]) -> None:
-        self.prepared[token] = (pod.uid, container, tuple(slices))
+    def prepare(self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]) -> None:
+        self.prepared[allocation.token] = (pod.uid, container, tuple(slices))
 
     def forget(self, tokens: Collection[str]) -> None:
         for token in tokens:
@@ -269,9 +282,11 @@ class Machine:
             clock=lambda: self.now,
         )
         self.kubelet.allocator = self.allocator
-        self.written: list[str] = []
-        self.allocator.deviations = lambda hold: self.written.append(hold.uid)
         self.allocator.recover()
+
+    def deviating(self) -> list[str]:
+        """Name the pods that the node placed itself, and that do not say so."""
+        return [hold.name for hold in deviating(self.allocator.holds(), self.view.known())]
 
     def admit(self, *pods: Pod) -> None:
         """Bind pods and have the kubelet admit them, in its own order."""

@@ -50,7 +50,7 @@ class Ward:
         self.fleet = Fleet(known)
         self.fleet.found(cards)
         settings = Health(poll_s=0.01, recover_after_s=RECOVER_S, ignored_xids=(IGNORED, 13))
-        self.watch = Watch(self.driver, self.fleet, settings, self._told, lambda: self.now)
+        self.watch = Watch(self.driver, self.fleet, settings, self._told, clock=lambda: self.now)
 
     def _told(self) -> None:
         self.news += 1
@@ -259,3 +259,22 @@ def test_a_watch_ends_when_it_is_told(ward: Ward) -> None:
     assert ward.watch.alive
     ward.watch.stop()
     eventually(lambda: not any(thread.is_alive() for thread in ward.watch._threads), "both threads to end")
+
+
+def test_a_driver_that_does_not_answer_makes_the_card_sick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call hangs, and somebody else notices; when it returns at last, the card is well."""
+    ward = Ward(card(0), card(1))
+
+    def hang(asked: Card) -> str:
+        if asked.uuid == "GPU-1":
+            ward.now += 5
+            ward.watch.look_after_the_look()
+            assert ward.faults() == ["", ""]
+            ward.now += 6
+            ward.watch.look_after_the_look()
+            assert ward.faults() == ["", "the driver has not answered for 10 s"]
+        return ""
+
+    monkeypatch.setattr(ward.driver, "fault_of", hang)
+    ward.watch.look()
+    assert ward.faults() == ["", ""]

@@ -14,8 +14,9 @@ import pytest
 
 from nodeplugin.cards import Fleet
 from nodeplugin.drivers import DeviceNode, HostDriver
-from nodeplugin.injecting import Injector, Way, detected
+from nodeplugin.injecting import Injector, detected
 from nodeplugin.pods import BoundPod
+from nodeplugin.records import Allocation, Way
 from tests.nodeplugin.builders import CARD_MIB, bound, card, mig_part
 from vcuda.limits import ContainerLimits, LimitSource
 from vcuda.names import Names
@@ -374,6 +375,9 @@ class Ground:
         self.injector = Injector(way, self.folder, host.driver(), self.fleet, names=NAMES, cdi=self.cdi)
         self.injector.start(VERSION)
 
+    def got(self, token: str = FOLDER) -> Allocation:
+        return Allocation(token, {}, self.injector.way)
+
     def limits(self, token: str = FOLDER) -> Any:
         return json.loads((self.folder / "containers" / token / "limits.json").read_text())
 
@@ -411,7 +415,7 @@ DEVICES = ["/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm
 def test_a_stock_runtime_is_told_devices_mounts_and_environment(made: Made) -> None:
     """Everything is read-only but the devices."""
     ground = made("native")
-    answer = ground.injector.answer(POD, "a", FOLDER, HALF)
+    answer = ground.injector.answer(POD, "a", ground.got(), HALF)
     assert [(each.host_path, each.container_path, each.permissions) for each in answer.devices] == [
         (path, path, "rw") for path in DEVICES
     ]
@@ -431,7 +435,7 @@ def test_a_stock_runtime_is_told_devices_mounts_and_environment(made: Made) -> N
 def test_the_runtime_of_nvidia_brings_the_drivers_files_itself(made: Made) -> None:
     """It is told which cards, and mounts nothing of ours but the limits."""
     ground = made("nvidia-runtime")
-    answer = ground.injector.answer(POD, "a", FOLDER, HALF)
+    answer = ground.injector.answer(POD, "a", ground.got(), HALF)
     assert [each.container_path for each in answer.mounts] == ["/etc/quotient"]
     assert dict(answer.envs) == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-0",
@@ -445,7 +449,7 @@ def test_the_runtime_of_nvidia_brings_the_drivers_files_itself(made: Made) -> No
 def test_cdi_names_one_device_and_says_the_rest_in_a_file(made: Made) -> None:
     """The answer holds nothing that a pod's author could override."""
     ground = made("cdi")
-    answer = ground.injector.answer(POD, "a", FOLDER, HALF)
+    answer = ground.injector.answer(POD, "a", ground.got(), HALF)
     assert [each.name for each in answer.cdi_devices] == [f"quotient.dev/gpu={FOLDER}"]
     assert [len(part) for part in (answer.devices, answer.mounts, answer.envs)] == [0, 0, 0]
     spec = ground.spec()
@@ -465,9 +469,9 @@ def test_cdi_names_one_device_and_says_the_rest_in_a_file(made: Made) -> None:
 def test_a_cdi_file_is_replaced_at_once(made: Made) -> None:
     """A runtime that reads it meanwhile sees the old one whole, and nothing else lies there that it would read."""
     ground = made("cdi")
-    ground.injector.prepare(POD, "a", FOLDER, HALF)
+    ground.injector.prepare(POD, "a", ground.got(), HALF)
     with ground.spec_file().open() as reading:
-        ground.injector.prepare(POD, "a", FOLDER, (Slice("GPU-1", 50, 1024),))
+        ground.injector.prepare(POD, "a", ground.got(), (Slice("GPU-1", 50, 1024),))
         assert "GPU-0" in reading.read()
     assert "GPU-1" in ground.spec_file().read_text()
     assert list(ground.cdi.iterdir()) == [ground.spec_file()]
@@ -478,7 +482,8 @@ def test_a_cdi_file_is_replaced_at_once(made: Made) -> None:
 @pytest.mark.parametrize("way", ["native", "cdi", "nvidia-runtime"])
 def test_every_way_writes_the_ancestors_annotations(made: Made, way: Way) -> None:
     """Memory in bytes, and the card by its minor number."""
-    assert dict(made(way).injector.answer(POD, "a", FOLDER, HALF).annotations) == ANNOTATIONS
+    ground = made(way)
+    assert dict(ground.injector.answer(POD, "a", ground.got(), HALF).annotations) == ANNOTATIONS
 
 
 @needs_root
@@ -486,7 +491,7 @@ def test_several_whole_cards_are_all_there(made: Made) -> None:
     """In the order of the placement; amounts are added."""
     ground = made("native")
     two = (Slice("GPU-1", 100, CARD_MIB), Slice("GPU-0", 100, CARD_MIB))
-    answer = ground.injector.answer(POD, "a", FOLDER, two)
+    answer = ground.injector.answer(POD, "a", ground.got(), two)
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
     assert [each.container_path for each in answer.devices][:2] == ["/dev/nvidia6", "/dev/nvidia7"]
     assert answer.annotations["example.org/vcuda-core"] == "200"
@@ -508,7 +513,7 @@ def test_a_driver_without_files_is_not_mounted(host: Host, tmp_path: Path) -> No
 def test_a_container_finds_its_limits(made: Made) -> None:
     """Whose they are, how much, and of which cards; whoever it runs as may read them."""
     ground = made("native")
-    ground.injector.prepare(POD, "a", FOLDER, HALF)
+    ground.injector.prepare(POD, "a", ground.got(), HALF)
     assert ground.limits() == {
         "v": 1,
         "podUID": "uid-train",
@@ -545,7 +550,7 @@ BURSTS: dict[str, tuple[BoundPod, tuple[Slice, ...], int]] = {
 def test_how_far_a_container_may_burst(made: Made, pod: BoundPod, slices: tuple[Slice, ...], expected: int) -> None:
     """Between what it asked for and one card."""
     ground = made("native")
-    ground.injector.prepare(pod, "a", FOLDER, slices)
+    ground.injector.prepare(pod, "a", ground.got(), slices)
     assert ground.limits()["coreLimit"] == expected
 
 
@@ -554,14 +559,14 @@ def test_what_is_right_is_not_written_again_and_what_is_gone_is(made: Made) -> N
     """Before every start of a container."""
     ground = made("cdi")
     file = ground.folder / "containers" / FOLDER / "limits.json"
-    ground.injector.prepare(POD, "a", FOLDER, HALF)
+    ground.injector.prepare(POD, "a", ground.got(), HALF)
     inode = file.stat().st_ino
-    ground.injector.prepare(POD, "a", FOLDER, HALF)
+    ground.injector.prepare(POD, "a", ground.got(), HALF)
     assert file.stat().st_ino == inode
     content = file.read_bytes()
     file.unlink()
     ground.spec_file().unlink()
-    ground.injector.prepare(POD, "a", FOLDER, HALF)
+    ground.injector.prepare(POD, "a", ground.got(), HALF)
     assert file.read_bytes() == content
     assert ground.spec_file().exists()
 
@@ -574,7 +579,7 @@ def test_what_belongs_to_containers_that_are_gone_is_removed(made: Made) -> None
     foreign.parent.mkdir(exist_ok=True)
     foreign.write_text("{}")
     for token in ("one", "two"):
-        ground.injector.prepare(POD, "a", token, HALF)
+        ground.injector.prepare(POD, "a", ground.got(token), HALF)
     assert ground.injector.kept() == {"one", "two"}
     ground.injector.forget(["one", "unknown"])
     assert ground.injector.kept() == {"two"}
@@ -586,7 +591,7 @@ def test_what_belongs_to_containers_that_are_gone_is_removed(made: Made) -> None
 def test_a_cdi_file_whose_folder_is_gone_is_still_found(made: Made) -> None:
     """Or nobody would ever remove it."""
     ground = made("cdi")
-    ground.injector.prepare(POD, "a", FOLDER, HALF)
+    ground.injector.prepare(POD, "a", ground.got(), HALF)
     (ground.folder / "containers" / FOLDER / "limits.json").unlink()
     (ground.folder / "containers" / FOLDER).rmdir()
     assert ground.injector.kept() == {FOLDER}
@@ -609,7 +614,7 @@ def test_a_program_that_loads_the_uvm_module_may_hang(host: Host, monkeypatch: p
 def test_a_cdi_file_is_found_where_the_folder_of_all_containers_is_gone(made: Made) -> None:
     """The two may lie on different disks."""
     ground = made("cdi")
-    ground.injector.prepare(POD, "a", FOLDER, HALF)
+    ground.injector.prepare(POD, "a", ground.got(), HALF)
     shutil.rmtree(ground.folder / "containers")
     assert ground.injector.kept() == {FOLDER}
 
@@ -620,7 +625,7 @@ def test_limits_can_be_read_by_whoever_the_container_runs_as(made: Made) -> None
     ground = made("native")
     before = os.umask(0o077)
     try:
-        ground.injector.prepare(POD, "a", FOLDER, HALF)
+        ground.injector.prepare(POD, "a", ground.got(), HALF)
     finally:
         os.umask(before)
     assert stat.S_IMODE((ground.folder / "containers" / FOLDER).stat().st_mode) == 0o755
@@ -637,7 +642,7 @@ def test_a_card_that_is_gone_is_left_out(made: Made) -> None:
     """Of the devices and the limits; the environment still names it, so that the program fails and says so."""
     ground = made("native")
     ground.fleet.forget(["GPU-0"])
-    answer = ground.injector.answer(POD, "a", FOLDER, HALF)
+    answer = ground.injector.answer(POD, "a", ground.got(), HALF)
     assert "/dev/nvidia7" not in [each.container_path for each in answer.devices]
     assert ground.limits()["cards"] == []
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
