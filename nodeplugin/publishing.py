@@ -117,10 +117,8 @@ class Publisher:
     def _run(self) -> None:
         while not self._ending.is_set():
             # One that fails does not hold up the other.
-            if all([self._tried(self._publish), self._tried(self._write_placements)]):
-                self._wake.wait()
-            else:
-                self._ending.wait(RETRY_S)
+            done = all([self._tried(self._publish), self._tried(self._write_placements)])
+            self._wake.wait(None if done else RETRY_S)
             self._wake.clear()
 
     def _tried(self, step: Callable[[], bool]) -> bool:

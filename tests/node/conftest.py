@@ -20,6 +20,7 @@ def gpu_node(real_cluster_possible: None) -> Iterator[GpuNode]:
 
 @pytest.fixture
 def node(gpu_node: GpuNode) -> Iterator[GpuNode]:
-    """The same, without pods."""
+    """The same, without pods, and whatever happened to its driver before."""
     yield gpu_node
     gpu_node.clear()
+    gpu_node.driver.describe()

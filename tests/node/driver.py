@@ -44,8 +44,8 @@ class FakeDriver:
 
     def install(self, *kinds: str, **more: Any) -> "FakeDriver":
         """Lay out libraries, programs and device nodes."""
-        description = {"driver": VERSION, "cards": cards(*kinds), **more}
-        fake.install(self.libraries, description)
+        self._description = {"driver": VERSION, "cards": cards(*kinds), **more}
+        fake.install(self.libraries, self._description)
         for name in ("libcuda.so", "libnvidia-ptxjitcompiler.so"):
             (self.libraries / f"{name}.{VERSION}").write_text(f"{name} {VERSION}\n")
             link = self.libraries / f"{name}.1"
@@ -55,7 +55,7 @@ class FakeDriver:
         (self.root / "usr/bin/nvidia-smi").write_text("#!/bin/sh\necho fake\n")
         (self.root / "usr/bin/nvidia-smi").chmod(0o755)
         (self.root / "dev").mkdir(exist_ok=True)
-        for card in description["cards"]:
+        for card in cards(*kinds):
             self.make_node(f"nvidia{card['minor']}", MAJOR, card["minor"])
         self.make_node("nvidiactl", MAJOR, 255)
         self.make_node("nvidia-uvm", 511, 0)
@@ -68,6 +68,11 @@ class FakeDriver:
         if not path.exists():
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
             path.chmod(0o666)
+
+    def describe(self) -> None:
+        """Have the driver say what it said at first; errors that were reported stay reported."""
+        events = yaml.safe_load((self.libraries / fake.DESCRIPTION).read_text()).get("events", [])
+        fake.describe(self.libraries, self._description | ({"events": events} if events else {}))
 
     def change(self, how: Callable[[dict[str, Any]], None]) -> None:
         """Have the driver say something else from now on."""

@@ -71,7 +71,7 @@ def test_a_card_that_falls_off_the_bus_is_shown_and_comes_back(node: GpuNode) ->
     wait_until("the card to be taken out", lambda: node.allocatable()[NAMES.core] == "300")
     node.cluster.restart(NODE_PLUGIN)
     node.wait_offered(300)
-    assert [gpu.healthy for gpu in node.inventory()] == [True, True, True, False]
+    wait_until("the node to say so", lambda: [gpu.healthy for gpu in node.inventory()] == [True, True, True, False])
     node.driver.change(lambda said: said["cards"][3].update(lost=False))
     node.wait_offered(400)
     wait_until("the node to say so", lambda: all(gpu.healthy for gpu in node.inventory()))
