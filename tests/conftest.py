@@ -111,7 +111,6 @@ def git(*arguments: str) -> str:
 # Files that take longest: where several run side by side, these begin, so that none of them is left for the end.
 SLOW = (
     "test_install",
-    "test_node",
     "test_faults",
     "test_restarts",
     "test_shapes",

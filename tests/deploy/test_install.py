@@ -22,6 +22,7 @@ from tests.cluster.keeper import ROOT
 from tests.cluster.objects import new_namespace
 from tests.cluster.quotient import SYSTEM, VALUES, give_image, install_chart, is_armed, run_helm
 from tests.cluster.real import RealCluster
+from tests.deploy.node import check_node, prepare_node
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES
 from vcuda.decision import Unavailable
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.node, pytest.mark.timeout(900)
 TEAM = "team"
 QUOTA = "types: {A100: {cores: 100}}"
 COLUMNS = 7
+LOOKING_ON = ('config.mode="audit"', "nodePlugin.enabled=false")
 
 Obj = dict[str, Any]
 
@@ -99,10 +101,11 @@ def bundle(real: RealCluster) -> str:
 def test_the_whole_life_of_an_installation(real: RealCluster) -> None:  # noqa: PLR0915 - it is long
     """Installed, used, upgraded, taken back, rotated, harmed, taken away; and nobody was held up at any point."""
     cluster = connect(str(real.kubeconfig))
-    running = cluster.create(PODS, pod(30, "before"))  # a pod with GPUs that was there before; no node has any
+    running = cluster.create(PODS, pod(30, "before"))  # a pod with GPUs that was there before; nobody binds it
+    node, of_node = prepare_node(real)
     with Creating(real) as creating:
         creating.go_on()
-        install_chart(real, 'webhook={"replicas": 2}')
+        install_chart(real, 'webhook={"replicas": 2}', *of_node)
         creating.go_on()
         made = real.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-f", str(MANIFESTS))
         assert "serverside-applied (server dry run)" in made
@@ -114,7 +117,7 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:  # noqa: 
         eventually(lambda: "asked 80 cores (100 = one GPU) of A100; used 30" in refusal(cluster, 80), "the quota", 30)
 
         before = pods_of(real, "webhook")
-        values = (*VALUES, 'webhook={"replicas": 2}', 'config.log={"level": "debug"}')
+        values = (*VALUES, 'webhook={"replicas": 2}', 'config.log={"level": "debug"}', *of_node)
         run_helm(real, "upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m", values=values)
         eventually(lambda: not before & pods_of(real, "webhook"), "the old replicas to go", 60)
         assert is_armed(real), "an upgrade disarms nothing"
@@ -123,6 +126,7 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:  # noqa: 
         assert quotient(real, "certs").returncode == 0
         check_rights(real)
         check_foreign_bindings(real)
+        check_node(node)
 
         run_helm(real, "rollback", "quotient", "1", "--wait", "--timeout", "3m")
         assert is_armed(real)
@@ -224,7 +228,7 @@ def pods_of(real: RealCluster, component: str) -> set[str]:
 )
 def test_no_configuration_is_left_without_its_server(real: RealCluster, first: str) -> None:
     """In whatever order Quotient is taken away by hand. It is installed as one that looks on."""
-    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', 'config.mode="audit"')
+    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', *LOOKING_ON)
     look_on_then_enforce(real)
     with Creating(real) as creating:
         creating.go_on()

@@ -120,6 +120,7 @@ def test_restarts_of_container_kubelet_and_plugin_in_every_order(tenants: Tenant
     assert tenants.reborn == 0
 
 
+@pytest.mark.long
 def test_a_reboot_leaves_everybody_his_own(tenants: Tenants) -> None:
     """Everything on the node is gone, and /run is empty."""
     tenants.step("node")

@@ -2,53 +2,41 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from cluster.api import connect
 from cluster.objects import PODS
-from tests.cluster.layout import ADMIN, IDENTITIES, NODE_NAME
-from tests.cluster.objects import new_namespace
-from tests.cluster.quotient import SYSTEM, VALUES, give_image, install_chart, run_helm
+from tests.cluster.layout import ADMIN, CDI, IDENTITIES, NODE_NAME
+from tests.cluster.quotient import SYSTEM
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
 from tests.node.node import CONTROL, NAMES, GpuNode, container, placement
 from tests.waiting import eventually
-
-pytestmark = [pytest.mark.kubernetes, pytest.mark.node, pytest.mark.timeout(600)]
 
 TEAM = "team"
 ACCOUNT = "quotient-nodeplugin"
 MEMORY_KIB = 80 * 1024
 
 
-@pytest.fixture(scope="module")
-def node(real_cluster_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuNode]:
-    """A node with two cards, on which the chart was installed."""
-    made = RealCluster.start(node=True)
-    try:
-        give_image(made, tmp_path_factory.mktemp("image"))
-        found = GpuNode(made, "A100", "A100")
-        made.kubectl("label", "node", NODE_NAME, "nvidia-device-enable=enable")
-        own = json.loads(VALUES[2].partition("=")[2]) | {
-            "nodePlugin": {"driverRoot": str(made.layout.driver), "cdi": "/run/cdi"}
-        }
-        # The test binds, as the scheduler will.
-        own["webhook"]["binders"] = [IDENTITIES[ADMIN][0]]
-        install_chart(made, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', f"config={json.dumps(own)}")
-        eventually(lambda: found.allocatable().get(NAMES.core) == "200", "the cards to be offered", 60)
-        new_namespace(connect(str(made.kubeconfig)), TEAM)
-        yield found
-        run_helm(made, "uninstall", "quotient", "--wait", "--timeout", "2m")
-        assert ACCOUNT not in made.kubectl("get", "daemonset,clusterrole,validatingadmissionpolicy", "-A", "-o", "name")
-    finally:
-        made.stop()
+def prepare_node(cluster: RealCluster) -> tuple[GpuNode, list[str]]:
+    """Give the node two cards and the label, and say what the chart has to know of them."""
+    found = GpuNode(cluster, "A100", "A100")
+    cluster.kubectl("label", "node", NODE_NAME, "nvidia-device-enable=enable")
+    settings = {"driverRoot": str(cluster.layout.driver), "cdi": CDI}
+    # The test binds, as the scheduler will.
+    binders = [IDENTITIES[ADMIN][0]]
+    return found, [f"config.nodePlugin={json.dumps(settings)}", f"config.webhook.binders={json.dumps(binders)}"]
 
 
-def test_a_pod_goes_all_the_way(node: GpuNode) -> None:
+def check_node(node: GpuNode) -> None:
+    """Everything that the installed plugin should do."""
+    eventually(lambda: node.allocatable().get(NAMES.core) == "200", "the cards to be offered", 60)
+    check_a_pod(node)
+    check_the_monitor(node)
+    check_memory(node)
+    check_tokens(node)
+
+
+def check_a_pod(node: GpuNode) -> None:
     """Admitted and rewritten, bound, given its card, measured; written for an ancestor, as people have them."""
     limits = {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "8"}
     spec = container("c0", 0, 0) | {"resources": {"limits": limits}}
@@ -87,7 +75,7 @@ def inside(node: GpuNode, path: str, *flags: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_from_elsewhere_the_monitor_wants_a_token_that_may(node: GpuNode) -> None:
+def check_the_monitor(node: GpuNode) -> None:
     """Without one, with nobody's, with one that may not, with one that may."""
     stranger = node.cluster.kubectl("create", "token", "default", "-n", TEAM).strip()
     assert "401" in inside(node, "/usage", "--header", "X: y")
@@ -97,7 +85,7 @@ def test_from_elsewhere_the_monitor_wants_a_token_that_may(node: GpuNode) -> Non
     assert "200 OK" in inside(node, "/livez", "--header", "X: y")
 
 
-def test_the_plugin_is_small(node: GpuNode) -> None:
+def check_memory(node: GpuNode) -> None:
     """Every node has to spare what it takes."""
     pids = node.cluster.enter("sh", "-c", "pgrep -f 'console.main nodeplugin'").stdout.split()
     status = [node.cluster.enter("cat", f"/proc/{pid}/status").stdout for pid in pids]
@@ -125,7 +113,7 @@ def as_plugin(node: GpuNode, *arguments: str, token: str, stdin: str | None = No
     return done.stdout + done.stderr
 
 
-def test_a_token_of_the_plugin_reaches_no_further_than_its_node(node: GpuNode, tmp_path: Path) -> None:
+def check_tokens(node: GpuNode) -> None:
     """Bound to its pod it may write its Node and its pods' placement, and nothing else; unbound, nothing."""
     cluster = node.cluster
     (pod,) = [each for each in node.api.list(PODS, SYSTEM).items if each.metadata.name.startswith(ACCOUNT)]
