@@ -114,7 +114,11 @@ def test_the_whole_life_of_an_installation(real: RealCluster) -> None:  # noqa: 
         cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": QUOTA}})
         eventually(lambda: "hard: 100" in status(real), "the quota's status", 30)
         eventually(lambda: "used: 30" in status(real), "the adoption of what was there", 30)
-        eventually(lambda: "asked 80 cores (100 = one GPU) of A100; used 30" in refusal(cluster, 80), "the quota", 30)
+        eventually(
+            lambda: "asked 80 cores (100 = one GPU) of A100 (as A100-SXM4-40GB); used 30" in refusal(cluster, 80),
+            "the quota",
+            30,
+        )
 
         before = pods_of(real, "webhook")
         values = (*VALUES, 'webhook={"replicas": 2}', 'config.log={"level": "debug"}', *of_node)
