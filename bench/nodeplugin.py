@@ -22,7 +22,8 @@ from typing import Any
 
 from nodeplugin.cards import Card
 from nodeplugin.serving import listing
-from tests.cluster.layout import NODE_PLUGIN
+from settings.configuration import Health
+from tests.cluster.layout import NODE_PLUGIN, POLL_S
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
 from tests.node.node import GpuNode, container, placement
@@ -47,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pods", type=int, default=100)
     options = parser.parse_args()
+    os.environ[POLL_S] = str(Health().poll_s)
     cluster = RealCluster.start(node=True)
     try:
         node = GpuNode(cluster, *["H200"] * CARDS)

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -134,8 +135,10 @@ class Allocator:
 
     def preferred(self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """Choose ids, and use the occasion to find out for whom; never fails, for that would refuse the pod."""
-        rest = sorted(set(available).difference(must), key=id_order)
-        chosen = [*must, *rest[: max(0, size - len(must))]]
+        # One id is as good as another, and there may be thousands.
+        needed = frozenset(must)
+        rest = islice((each for each in available if each not in needed), max(0, size - len(needed)))
+        chosen = [*must, *rest]
         try:
             listed: tuple[Holding, ...] | None = tuple(self._kubelet.listed())
         except Exception as away:  # the outermost frame of the call: an error would cost the pod its life
@@ -286,7 +289,9 @@ class Allocator:
             cards=hold.cards_of(container),
             chosen_here=hold.chosen_here,
         )
-        self._tell()
+        # What was given was offered before; only beside a card that is closed does that change what is offered.
+        if hold.chosen_here or any(self._fleet.condition(card.uuid).closed for card in self._fleet.cards()):
+            self._tell()
         return answer
 
     def _held_with(self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]]) -> Hold:
@@ -410,7 +415,7 @@ class Allocator:
 
     def _owners_in_book(self, resource: Resource, ids: frozenset[str]) -> list[Kept]:
         return [
-            Kept(uid, name, resource, ids, api.ContainerAllocateResponse())
+            Kept(uid, name, resource, ids)
             for uid, hold in self.holds().items()
             for name, allocation in hold.containers.items()
             if frozenset(allocation.ids.get(resource, ())) == ids

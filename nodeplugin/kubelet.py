@@ -54,7 +54,15 @@ class Kept(Struct, frozen=True):
     container: str
     resource: str
     ids: frozenset[str]
-    answer: api.ContainerAllocateResponse
+    packed: bytes = b""
+
+    @property
+    def answer(self) -> api.ContainerAllocateResponse:
+        """The answer; one that cannot be read is as good as an empty one."""
+        found = api.ContainerAllocateResponse()
+        with suppress(DecodeError):
+            found.ParseFromString(self.packed)
+        return found
 
 
 class Entry(Struct, frozen=True):
@@ -177,10 +185,10 @@ def holdings_of(pod: resources.PodResources) -> list[Holding]:
 
 
 def kept_of(entry: Entry) -> Kept:
-    """Read one entry; an answer that cannot be read is as good as an empty one."""
+    """Read one entry."""
     parts: Iterable[list[str] | None] = entry.ids.values() if isinstance(entry.ids, dict) else [entry.ids]
-    answer = api.ContainerAllocateResponse()
-    with suppress(DecodeError, ValueError):
-        answer.ParseFromString(base64.b64decode(entry.answer or ""))
+    packed = b""
+    with suppress(ValueError):
+        packed = base64.b64decode(entry.answer or "")
     ids = frozenset(each for part in parts for each in part or ())
-    return Kept(entry.uid, entry.container, entry.resource, ids, answer)
+    return Kept(entry.uid, entry.container, entry.resource, ids, packed)

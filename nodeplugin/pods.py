@@ -4,7 +4,6 @@ What is known of them is kept in a file as well, so that a plugin that starts wh
 pods that are already bound.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import cast
@@ -153,18 +152,11 @@ class Pods:
             cluster, cast("Kind[BoundPod]", PODS), selector=self._selector, convert=lambda pod: bound_pod(pod, spoken)
         )
         self._before = read_pods(file)
-        # Guards the file, which two changes must not write at once.
-        self._writing = threading.Lock()
         self._log = structlog.get_logger()
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Begin to follow, and tell of every change."""
-
-        def changed(_old: BoundPod | None, _new: BoundPod | None) -> None:
-            self._keep()
-            on_change()
-
-        self.informer.on_change(changed)
+        self.informer.on_change(lambda _old, _new: on_change())
         self.informer.start()
 
     def stop(self) -> None:
@@ -184,15 +176,15 @@ class Pods:
             return None
         return by_uid(each for each in (bound_pod(pod, self._spoken) for pod in found) if each is not None)
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
+        """Write down what is known, for a plugin that starts while the API server is away."""
         if not self.informer.synced:
             return
-        with self._writing:
-            pods = [pod for pod in self.informer.all() if not pod.has_ended]
-            try:
-                replace_file(self._file, msgspec.json.encode(pods))
-            except OSError as wrong:
-                self._log.warning("pods_not_kept", cause=str(wrong))
+        pods = [pod for pod in self.informer.all() if not pod.has_ended]
+        try:
+            replace_file(self._file, msgspec.json.encode(pods))
+        except OSError as wrong:
+            self._log.warning("pods_not_kept", cause=str(wrong))
 
 
 def by_uid(pods: Iterable[BoundPod]) -> dict[str, BoundPod]:

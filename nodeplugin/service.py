@@ -38,7 +38,7 @@ from vcuda.names import names_for
 REDISCOVER_S = 30.0
 REDISCOVER_SOON_S = 5.0
 COLLECT_S = 60.0
-SOON_S, KEEP_S = 0.5, 5.0
+SOON_S, KEEP_S, TOGETHER_S = 0.5, 5.0, 0.1
 DETECT_S = 1.0
 
 
@@ -223,9 +223,14 @@ class Service:
             # Processes that do not end are looked for less and less often.
             self._pods_changed.wait(KEEP_S if swept and not dying else min(SOON_S * 2**waited, KEEP_S))
             changed = self._pods_changed.is_set()
+            if changed:
+                # Changes that come together are looked at together.
+                self.ending.wait(TOGETHER_S)
             self._pods_changed.clear()
             try:
                 now = time.monotonic()
+                if changed:
+                    self.pods.keep()
                 self.watch.look_after_the_look()
                 if changed or dying or now - collected > COLLECT_S or not swept:
                     dying = self.allocator.collect()

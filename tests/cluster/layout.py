@@ -5,6 +5,7 @@ in each, and two of them never meet.
 """
 
 import json
+import os
 import secrets
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ NODE_NAME = "node-1"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 RUN = "/run/quotient"
 CDI = "/run/cdi"
+# How often the node plugin looks at its cards; seldom, where it is to be measured.
+POLL_S = "QUOTIENT_TEST_POLL_S"
 # Every process of a cluster but those in its containers carries this variable, with the cluster's ident.
 MARK = "QUOTIENT_TEST_CLUSTER"
 
@@ -302,14 +305,14 @@ def quotient_nodeplugin(layout: Layout) -> Program:
         f"nodePlugin.nodeName={NODE_NAME}",
         f"nodePlugin.driverRoot={layout.driver}",
         f"nodePlugin.injection={'cdi' if layout.newer else 'auto'}",
-        "nodePlugin.health.pollS=0.5",
+        f"nodePlugin.health.pollS={os.environ.get(POLL_S, '0.5')}",
         "nodePlugin.health.recoverAfterS=6",
         f"nodePlugin.cdi={CDI}",
         "monitor.address=127.0.0.1",
         f"monitor.port={MONITOR_PORT}",
         "log.level=debug",
     )
-    where = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(API_PORT)}
+    where = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(API_PORT), "MALLOC_ARENA_MAX": "2"}
     return Program(made.argv, made.env | where)
 
 

@@ -133,7 +133,7 @@ class SimulatedKubelet:
 
     def kept(self) -> list[Kept]:
         return [
-            Kept(uid, name, resource, ids, answer)
+            Kept(uid, name, resource, ids, answer.SerializeToString())
             for (uid, name, resource), (ids, answer) in self.devices.items()
             if (uid, name) != self._unwritten
         ]
