@@ -119,6 +119,11 @@ class Kubelet:
             except grpc.RpcError as wrong:
                 raise KubeletError(f"{resource} was not registered: {told(wrong)}") from None
 
+    def greet(self) -> None:
+        """Have the connection made before it is needed, by a question that has no side effect."""
+        with suppress(KubeletError):
+            self.held_by("default", "nobody")
+
     def listed(self) -> list[Holding]:
         """List what containers hold. Never while an Allocate is being answered: the kubelet would forget that one."""
         answer = patiently(lambda: self._lister.List(resources.ListPodResourcesRequest(), timeout=CALL_S))

@@ -260,6 +260,7 @@ class Registrar:
             raise KubeletError("the kubelet was replaced meanwhile")
         self._registered, self._since = identity, time.monotonic()
         self.registrations += 1
+        self._kubelet.greet()
         self._log.info("registered", why=why, took_s=round(time.monotonic() - began, 3))
 
     def _drop(self) -> None:
