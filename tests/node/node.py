@@ -158,7 +158,7 @@ class GpuNode:
         """Read a pod's placement as it stands now."""
         return decode_placement(self.pod(name).metadata.annotations.get(NAMES.placement, ""))
 
-    def wait_phase(self, name: str, phase: str) -> None:
+    def wait_phase(self, name: str, phase: str, timeout_s: float = WAIT_S) -> None:
         """Wait for a phase; another end is told with all that the kubelet says of it."""
 
         def reached() -> bool:
@@ -168,7 +168,7 @@ class GpuNode:
             return status.phase == phase
 
         try:
-            eventually(reached, f"pod {name} to be {phase}", WAIT_S)
+            eventually(reached, f"pod {name} to be {phase}", timeout_s)
         except AssertionError as late:
             told = self.cluster.kubectl("describe", "pod", name, check=False)[-1500:]
             raise AssertionError(f"{late}\n{told}\n{self.cluster.log_end(NODE_PLUGIN, 15)}") from None
@@ -216,14 +216,15 @@ class GpuNode:
 
     def kill_container(self, pod: str, name: str = "c0") -> None:
         """End a container from inside, and wait until it runs again."""
-        before = self._container_id(pod, name)
+        before = self.container_id(pod, name)
         self.cluster.kubectl("exec", pod, "-c", name, "--", "sh", "-c", "kill -9 -1", check=False)
         eventually(
-            lambda: self._container_id(pod, name) not in {before, ""}, f"{pod}/{name} to be another container", WAIT_S
+            lambda: self.container_id(pod, name) not in {before, ""}, f"{pod}/{name} to be another container", WAIT_S
         )
         self.wait_phase(pod, "Running")
 
-    def _container_id(self, pod: str, name: str) -> str:
+    def container_id(self, pod: str, name: str = "c0") -> str:
+        """Give the id of a container that runs; nothing if it does not."""
         path = f"{{.status.containerStatuses[?(@.name=='{name}')].state.running}}"
         running = self.cluster.kubectl("get", "pod", pod, f"-o=jsonpath={path}", check=False)
         statuses = self.pod(pod).status.container_statuses

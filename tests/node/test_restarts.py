@@ -70,10 +70,18 @@ class Tenants:
             case "plugin":
                 self.node.restart(NODE_PLUGIN)
             case "node":
+                before = {name: self.node.container_id(name) for name in self.cards}
                 self.node.reboot()
+                # The API server says for a while what was before.
+                for name, old in before.items():
+                    wait_until(f"{name} to be taken up again", lambda: self._is_another(name, old))  # noqa: B023
             case _:
                 self.node.restart(what)
         self.settle()
+
+    def _is_another(self, name: str, old: str) -> bool:
+        """Tell whether a pod has another container than before, or was refused."""
+        return self.node.pod(name).status.phase == "Failed" or self.node.container_id(name) not in {"", old}
 
     def settle(self) -> None:
         """Wait until all run; a kubelet may refuse pods after a reboot, and then somebody makes them again."""

@@ -1,5 +1,6 @@
 """Many pods at once: not one of them gets another's GPU, memory or limits."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,9 @@ from vcuda.placement import Slice
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
-CARDS, CARD_MIB, UNIT_MIB = 4, 40960, 256
+CARDS, UNIT_MIB = 4, 256
+# Two hundred pods keep two cores busy for minutes.
+CROWD_S = 400.0
 
 
 class Wanted(Struct, frozen=True):
@@ -33,15 +36,17 @@ class Wanted(Struct, frozen=True):
 
 
 def wanted_pods(count: int, cores: int) -> list[Wanted]:
-    """Describe pods of equal cores, with other memory and cards than their neighbours; some have two containers."""
-    return [
-        Wanted(
-            f"pod-{number}",
-            cores,
-            tuple(((number + part) % CARDS, 1 + (number + part) % 3) for part in range(1 + number % 2)),
-        )
-        for number in range(count)
-    ]
+    """Describe pods of equal cores, with other memory and cards than their neighbours; every other has two containers.
+
+    Containers are dealt out evenly, so that all cards have room for theirs.
+    """
+    dealt = itertools.count()
+
+    def part() -> tuple[int, int]:
+        number = next(dealt)
+        return number % CARDS, 1 + number % 3
+
+    return [Wanted(f"pod-{number}", cores, tuple(part() for _ in range(1 + number % 2))) for number in range(count)]
 
 
 class Passing(Background):
@@ -60,7 +65,7 @@ class Passing(Background):
             name = f"passing-{number}"
             pod = self._node.create(name, container("c0", 1, 1, "true"), restartPolicy="Never")
             self._node.bind(pod, placement(c0=[(uuid(number % CARDS), 1, UNIT_MIB)]))
-            self._node.wait_phase(name, "Succeeded")
+            self._node.wait_phase(name, "Succeeded", CROWD_S)
             self._node.delete(name)
             self.ended += 1
 
@@ -95,7 +100,7 @@ def crowd(node: GpuNode, count: int, cores: int) -> int:
         order = sorted(range(count), key=lambda number: number * 7 % count)
         list(pool.map(lambda number: node.bind(made[number], everyone[number].placed()), order))
         for each in everyone:
-            node.wait_phase(each.name, "Running")
+            node.wait_phase(each.name, "Running", CROWD_S)
     for each in everyone:
         check(node, each)
     assert all(node.placed(each.name) == each.placed() for each in everyone), "a placement was rewritten"
