@@ -467,16 +467,14 @@ class Allocator:
         placed: Placed = {}
         tokens: dict[str, str] = {}
         ways: dict[str, Way] = {}
-        ids: dict[str, dict[Resource, tuple[str, ...]]] = {}
-        resources = {resource.name_in(self._spoken.names): resource for resource in Resource}
+        ids = self._ids_in(kept)
         for each in kept:
-            if each.resource in resources:
-                ids.setdefault(each.container, {})[resources[each.resource]] = tuple(sorted(each.ids, key=id_order))
-            token, owner = (each.answer.annotations.get(key, "") for key in (TOKEN, OWNER))
+            answer = each.answer
+            token, owner = (answer.annotations.get(key, "") for key in (TOKEN, OWNER))
             if token and owner == owner_of(uid, each.container):
                 tokens[each.container] = token
-                ways[each.container] = "cdi" if each.answer.cdi_devices else "native"
-                placed |= decode_placement(each.answer.annotations.get(PLACEMENT, "")) or {}
+                ways[each.container] = "cdi" if answer.cdi_devices else "native"
+                placed |= decode_placement(answer.annotations.get(PLACEMENT, "")) or {}
         if not tokens or any(name not in placed for name in tokens):
             return None
         hold = self.holds().get(uid) or Hold(
@@ -517,6 +515,7 @@ class Allocator:
                     for uid in dropping
                     if uid in self._holds
                     for given in self._holds[uid].containers.values()
+                    if given.token  # what an ancestor gave has no folder of ours
                 ]
                 self._put(*adopted, dropping=dropping)
                 self._shown -= dropping
@@ -558,11 +557,7 @@ class Allocator:
         held = peaks(pod.request, placed)
         if not held:
             return None
-        resources = {resource.name_in(self._spoken.names): resource for resource in Resource}
-        ids: dict[str, dict[Resource, tuple[str, ...]]] = {}
-        for one in kept:
-            if one.uid == pod.uid and one.resource in resources:
-                ids.setdefault(one.container, {})[resources[one.resource]] = tuple(sorted(one.ids, key=id_order))
+        ids = self._ids_in([each for each in kept if each.uid == pod.uid])
         return Hold(
             uid=pod.uid,
             namespace=pod.metadata.namespace,
@@ -571,6 +566,15 @@ class Allocator:
             held=held,
             containers={name: Allocation("", given) for name, given in ids.items()},
         )
+
+    def _ids_in(self, kept: Iterable[Kept]) -> dict[str, dict[Resource, tuple[str, ...]]]:
+        """File the ids that the kubelet keeps for a pod by container and resource."""
+        resources = {resource.name_in(self._spoken.names): resource for resource in Resource}
+        ids: dict[str, dict[Resource, tuple[str, ...]]] = {}
+        for each in kept:
+            if each.resource in resources:
+                ids.setdefault(each.container, {})[resources[each.resource]] = tuple(sorted(each.ids, key=id_order))
+        return ids
 
     def _tell(self) -> None:
         for listener in self._listeners:

@@ -66,9 +66,6 @@ class Condition(Struct, frozen=True):
         return self.fault or self.cordon
 
 
-WELL = Condition()
-
-
 def published(card: Card, condition: Condition, isolation: str) -> Gpu:
     """Write a card as it is published."""
     return Gpu(

@@ -237,6 +237,7 @@ class Notes:
     way: Way = "native"
 
     def __init__(self) -> None:
+        self.forgotten: set[str] = set()
         self.prepared: dict[str, tuple[str, str, tuple[Slice, ...]]] = {}
 
     def answer(
@@ -249,6 +250,7 @@ class Notes:
         self.prepared[allocation.token] = (pod.uid, container, tuple(slices))
 
     def forget(self, tokens: Collection[str]) -> None:
+        self.forgotten |= set(tokens)
         for token in tokens:
             self.prepared.pop(token, None)
 

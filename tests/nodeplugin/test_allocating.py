@@ -395,6 +395,8 @@ def test_an_ancestor_in_our_own_domain_is_inherited(machine: Machine) -> None:
     machine.admit(pod("three", asking("c0", 300, 3)))
     assert "GPU-0" not in machine.cards("uid-three")
     machine.kubelet.start("uid-old", "c0")
+    machine.end("uid-old")
+    assert "" not in machine.notes.forgotten, "without a name it would be the folder of all containers"
 
 
 def test_what_the_node_chose_is_written_again_after_a_restart(machine: Machine) -> None:

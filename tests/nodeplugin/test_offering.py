@@ -7,13 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeplugin.cards import WELL, Card, Condition
+from nodeplugin.cards import Card, Condition
 from nodeplugin.offering import MOST_BYTES, Resource, Stock, offer, too_many
 from nodeplugin.serving import listing
 from tests.nodeplugin.builders import card
 from vcuda.names import Names
 
 SICK, CORDONED = Condition(fault="XID 79"), Condition(cordon="maintenance")
+WELL = Condition()
 CONDITIONS = (WELL, SICK, CORDONED, Condition("XID 79", "maintenance"))
 
 
