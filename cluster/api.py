@@ -28,9 +28,11 @@ from cluster.interface import (
 )
 from cluster.objects import NAMESPACES, PODS, Kind, Object, binding
 from vcuda.decision import Unavailable
+from vcuda.decoding import decoder_for
 from vcuda.names import FIELD_MANAGER
 
 T = TypeVar("T", bound=Object)
+Answer = TypeVar("Answer")
 
 # Few large pages: where the API server has to ask etcd for each, that one counts all objects again.
 PAGE = 5000
@@ -75,12 +77,6 @@ class Version(msgspec.Struct, frozen=True, rename="camel"):
     git_version: str = ""
 
 
-VERSIONS = msgspec.json.Decoder(Version)
-PAGES = msgspec.json.Decoder(Page)
-WATCH_LINES = msgspec.json.Decoder(WatchLine)
-FAILURES = msgspec.json.Decoder(Failure)
-
-
 def connect(kubeconfig: str = "", context: str = "") -> "ApiCluster":
     """Connect as configured: the kubeconfig named, else the pod's own account, else the user's kubeconfig."""
     return ApiCluster(kubeconfig_connection(kubeconfig, context) if kubeconfig else pod_or_user(context))
@@ -98,7 +94,6 @@ class ApiCluster:
         self._timeout_s = timeout_s
         self._host, self._pool = connection.host, connection.pool
         self._credentials: Credentials = connection.credentials
-        self._decoders: dict[type[Object], msgspec.json.Decoder[Any]] = {}
 
     def bounded(self, timeout_s: float) -> "ApiCluster":
         """Share everything but the time that a call may take."""
@@ -108,8 +103,7 @@ class ApiCluster:
 
     def version(self) -> str:
         """Ask which Kubernetes it is."""
-        found: Version = decoded(VERSIONS, self._call("GET", "/version"))
-        return found.git_version
+        return decoded(Version, self._call("GET", "/version")).git_version
 
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""
@@ -134,8 +128,7 @@ class ApiCluster:
         def fetch(following: str = "") -> Page:
             there = query | ({"continue": following} if following else {})
             # Lists are much alike inside: packed, they cost the API server less to send, and us to read.
-            page: Page = decoded(PAGES, self._call("GET", path(kind, namespace), there, packed=True))
-            return page
+            return decoded(Page, self._call("GET", path(kind, namespace), there, packed=True))
 
         page = fetch()
         with ExitStack() as stack:
@@ -228,11 +221,7 @@ class ApiCluster:
         self._call("POST", path(PODS, namespace, pod, "binding"), {"fieldManager": FIELD_MANAGER}, body)
 
     def _decode(self, kind: Kind[T], raw: bytes | msgspec.Raw) -> T:
-        decoder = self._decoders.get(kind.type)
-        if decoder is None:
-            decoder = self._decoders[kind.type] = msgspec.json.Decoder(kind.type)
-        found: T = decoded(decoder, raw)
-        return found
+        return decoded(kind.type, raw)
 
     def _call(
         self,
@@ -306,9 +295,9 @@ class ApiWatch(Generic[T]):
         """Give the changes as they come."""
         try:
             for line in lines_of(self._answer):
-                found: WatchLine = decoded(WATCH_LINES, line)
+                found = decoded(WatchLine, line)
                 if found.type == "ERROR":
-                    failure: Failure = decoded(FAILURES, found.object)
+                    failure = decoded(Failure, found.object)
                     raise api_error(failure.code, failure.reason, failure.message)
                 # A bookmark's object has no more than a version, which the same struct reads.
                 yield Change(ChangeType(found.type), self._decode(found.object))
@@ -327,10 +316,10 @@ class ApiWatch(Generic[T]):
             self._answer.shutdown()
 
 
-def decoded(decoder: msgspec.json.Decoder[Any], raw: bytes | msgspec.Raw) -> Any:  # noqa: ANN401 - the decoder's type
+def decoded(kind: type[Answer], raw: bytes | msgspec.Raw) -> Answer:
     """Decode an answer, or a line of one; what is not of its shape may be a proxy's, or cut off."""
     try:
-        return decoder.decode(raw)
+        return decoder_for(kind).decode(raw)
     except msgspec.DecodeError as wrong:
         raise Unavailable(f"this is no answer of an API server: {wrong}") from None
 
@@ -357,7 +346,7 @@ def failure_of(answer: urllib3.BaseHTTPResponse) -> Exception:
     finally:
         answer.release_conn()
     try:
-        failure = FAILURES.decode(body)
+        failure = decoder_for(Failure).decode(body)
     except msgspec.DecodeError:
         failure = Failure(body[:200].decode(errors="replace"))
     return api_error(answer.status, failure.reason, failure.message)

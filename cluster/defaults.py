@@ -8,6 +8,7 @@ import msgspec
 
 from cluster.errors import Refused
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, Kind, Object, Raw
+from vcuda.decoding import converted
 from vcuda.quantity import QuantityError, canonical, parse
 
 T = TypeVar("T", bound=Object)
@@ -43,7 +44,7 @@ def well_formed(kind: Kind[T], obj: Raw) -> Raw:
     """Refuse what has not the shape of its kind, before anything else looks at it; nulls count as absent."""
     plain: Raw = without_nulls(obj)
     try:
-        msgspec.convert(plain, kind.type)
+        converted(plain, kind.type)
     except msgspec.ValidationError as wrong:
         message = f"{kind.name} in version {kind.api_version} cannot be handled: {wrong}"
         raise Refused(message, code=400, reason="BadRequest") from None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -30,6 +29,7 @@ from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
 from vcuda.decision import Unavailable
+from vcuda.decoding import converted
 from vcuda.document import DocumentError, parse_documents
 from vcuda.inventory import decode_inventory
 from vcuda.names import Names
@@ -216,7 +216,7 @@ class LocalRun:
 
     def _remember(self, pod: str, document: dict[str, Any]) -> None:
         """Note in which vocabulary each container of a pod was written."""
-        spec = msgspec.convert(document["spec"], PodSpec, strict=False)
+        spec = converted(document["spec"], PodSpec, strict=False)
         request = read_pod(spec, document["metadata"].get("annotations") or {}, self._language).request
         self._written[pod] = {each.name: each.vocabulary for each in request.containers}
 

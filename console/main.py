@@ -1,6 +1,8 @@
 """The command `quotient`."""
 
+import faulthandler
 import os
+import sys
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -67,6 +69,9 @@ def main(context: click.Context, file: Path | None, flags: tuple[str, ...]) -> N
     except ConfigurationError as wrong:
         raise click.UsageError(str(wrong)) from None
     configure_logs(loaded.configuration.log.level, loaded.configuration.log.format)
+    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
+        # A crash in a library's C code is told with its stacks, not by silence.
+        faulthandler.enable(sys.__stderr__)
     context.obj = loaded
 
 

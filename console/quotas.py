@@ -20,6 +20,7 @@ from vcuda.advice import Doubt, Stock, doubts
 from vcuda.catalogue import Card, sizes_mib
 from vcuda.charging import Holder, Telling
 from vcuda.decision import Reason, Unavailable
+from vcuda.decoding import converted
 from vcuda.document import DocumentError, parse_documents
 from vcuda.language import Language
 from vcuda.ledger import Key, Ledger
@@ -405,7 +406,7 @@ def read_object(document: Document, into: type[T]) -> T:
     amounts = {key: {name: str(value) for name, value in part_of(status, key).items()} for key in AMOUNTS}
     meant = document | {"status": status | {key: value for key, value in amounts.items() if value}}
     try:
-        return msgspec.convert(meant, into)
+        return converted(meant, into)
     except msgspec.ValidationError as wrong:
         name = part_of(document, "metadata").get("name", "")
         raise click.UsageError(f"{document.get('kind', '')} {name}: {wrong}") from None

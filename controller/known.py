@@ -15,6 +15,7 @@ from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata, Owners
 from controller.accounting import RESERVATION_S
 from vcuda.decision import Unavailable
+from vcuda.decoding import decoder_for
 from vcuda.names import KNOWN_KEY, KNOWN_LEDGERS
 
 TRIES = 10
@@ -109,7 +110,7 @@ class KnownLedgers:
 
 def read(found: ConfigMap) -> Known:
     """Read it; a ValueError if it is not as it was written."""
-    return msgspec.json.decode(found.data.get(KNOWN_KEY, ""), type=Known)
+    return decoder_for(Known).decode(found.data.get(KNOWN_KEY, ""))
 
 
 def written(known: Known) -> dict[str, str]:

@@ -17,6 +17,7 @@ from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import deviceplugin_v1beta1_pb2_grpc as api_grpc
 from nodeplugin.proto import podresources_v1_pb2 as resources
 from nodeplugin.proto import podresources_v1_pb2_grpc as resources_grpc
+from vcuda.decoding import decoder_for
 
 VERSION = "v1beta1"
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -142,7 +143,7 @@ class Kubelet:
     def kept(self) -> list[Kept]:
         """Read what the kubelet wrote down; nothing if that is not there or cannot be read."""
         try:
-            found = msgspec.json.decode((self.plugins / CHECKPOINT).read_bytes(), type=Checkpoint)
+            found = decoder_for(Checkpoint).decode((self.plugins / CHECKPOINT).read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeError):
             return []
         return [kept_of(entry) for entry in found.data.entries or ()]

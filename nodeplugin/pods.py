@@ -19,6 +19,7 @@ from cluster.objects import PODS, Kind, Metadata, Object, ObjectReference, Pod
 from nodeplugin.offering import Resource
 from nodeplugin.records import replace_file
 from vcuda.decision import Code, Unavailable
+from vcuda.decoding import decoder_for
 from vcuda.language import Language
 from vcuda.limits import ContainerLimits, decode_limits
 from vcuda.names import ANCESTOR_OWNED, MIRROR
@@ -195,6 +196,6 @@ def by_uid(pods: Iterable[BoundPod]) -> dict[str, BoundPod]:
 def read_pods(file: Path) -> dict[str, BoundPod]:
     """Read the pods that were known; none if the file is not there or broken."""
     try:
-        return by_uid(msgspec.json.decode(file.read_bytes(), type=list[BoundPod]))
+        return by_uid(decoder_for(list[BoundPod]).decode(file.read_bytes()))
     except (OSError, msgspec.MsgspecError, UnicodeError):
         return {}

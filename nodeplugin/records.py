@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from nodeplugin.cards import Card
 from nodeplugin.offering import Resource
+from vcuda.decoding import decoder_for
 from vcuda.placement import Slice
 from vcuda.placing import Held
 
@@ -82,12 +83,12 @@ def read_book(path: Path) -> Book:
     except OSError as wrong:
         raise BadCheckpoint(f"{path}: {wrong.strerror}") from None
     try:
-        file = msgspec.json.decode(content, type=File)
+        file = decoder_for(File).decode(content)
         if file.v != VERSION:
             raise BadCheckpoint(f"{path}: version {file.v} is not known here, {VERSION} is")
         if hashlib.sha256(bytes(file.data)).hexdigest() != file.sha256:
             raise BadCheckpoint(f"{path}: the checksum does not match")
-        return msgspec.json.decode(file.data, type=Book)
+        return decoder_for(Book).decode(file.data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as wrong:
         raise BadCheckpoint(f"{path}: {wrong}") from None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from vcuda.decoding import decoder_for
 from vcuda.model import is_model, tokens
 
 VERSION = 1
@@ -39,7 +40,7 @@ def encode_cards(cards: Iterable[Card]) -> str:
 
 def decode_cards(text: str) -> tuple[Card, ...]:
     """Read a catalogue; a ValueError says what is wrong with it."""
-    found = msgspec.json.decode(text, type=Catalogue)
+    found = decoder_for(Catalogue).decode(text)
     if found.v != VERSION:
         raise ValueError(f"catalogue version {found.v} is not known here, {VERSION} is")
     # One card that cannot be read must not hide all others.

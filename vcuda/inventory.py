@@ -3,6 +3,8 @@
 import msgspec
 from msgspec import Struct
 
+from vcuda.decoding import decoder_for
+
 VERSION = 1
 
 
@@ -42,7 +44,7 @@ def encode_inventory(gpus: tuple[Gpu, ...], driver: str = "") -> str:
 
 def decode_inventory(text: str) -> tuple[Gpu, ...]:
     """Read the annotation; a ValueError says what is wrong with it."""
-    found = msgspec.json.decode(text, type=Inventory)
+    found = decoder_for(Inventory).decode(text)
     if found.v != VERSION:
         raise ValueError(f"inventory version {found.v} is not known here, {VERSION} is")
     return found.gpus

@@ -21,6 +21,7 @@ from msgspec import Struct
 from vcuda.amounts import Amounts
 from vcuda.charging import PLAINLY, Charge, Demand, Fit, Holder, Standing, Telling, exceeded, fit, model_named
 from vcuda.decision import Code, Reason
+from vcuda.decoding import decoder_for
 from vcuda.policy import Mode, Policy, joined
 from vcuda.quota import Quota
 from vcuda.wishes import Wishes
@@ -68,7 +69,7 @@ class Document(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     holders: tuple[Holder, ...] = ()
 
 
-DECODER = msgspec.json.Decoder(Document)
+DECODER = decoder_for(Document)
 # Where a charge stands: what is charged, and since when it is only reserved.
 Place = tuple[Charge, int | None]
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from vcuda.decoding import decoder_for
 from vcuda.policy import Burst
 from vcuda.request import PodRequest
 from vcuda.vocabulary import WHOLE, Share
@@ -40,7 +41,7 @@ class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=Tr
     containers: dict[str, ContainerLimits]
 
 
-DECODER = msgspec.json.Decoder(Limits)
+DECODER = decoder_for(Limits)
 
 
 def encode_limits(limits: Limits) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from vcuda.decoding import decoder_for
+
 VERSION = 1
 
 
@@ -23,7 +25,7 @@ class Placement(Struct, frozen=True):
     containers: dict[str, tuple[Slice, ...]]
 
 
-DECODER = msgspec.json.Decoder(Placement)
+DECODER = decoder_for(Placement)
 
 
 def encode_placement(containers: Mapping[str, Sequence[Slice]]) -> str:

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from vcuda.amounts import CORES, MEMORY, PODS, Ceiling
 from vcuda.decision import shown
+from vcuda.decoding import converted
 from vcuda.document import DocumentError, parse_documents
 from vcuda.memory import DEFAULT_UNIT_MIB, MIB, are_bytes, mib_asked
 from vcuda.model import Model, matches, names_no_card, parse_model
@@ -217,7 +218,7 @@ def read_burst(value: Any, parser: Parser) -> Burst:  # noqa: ANN401
     if value is None:
         return Burst()
     try:
-        return msgspec.convert(value, Burst)
+        return converted(value, Burst)
     except msgspec.ValidationError:
         parser.wrong("coreLimit", value, f"write {{default: request, max: {WHOLE}}}; both may be 1 to {WHOLE}")
         return Burst()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from vcuda.decision import Code, Reason, shown
+from vcuda.decoding import decoder_for
 from vcuda.language import wish_keys
 from vcuda.names import ANCESTOR_POOL_LABELS, LAST_APPLIED, SCHEDULER
 from vcuda.pod import Container, Resources, Written
@@ -143,7 +144,7 @@ def canonical_wishes(annotations: Mapping[str, str], rules: Rules) -> dict[str, 
 def manifest_of(annotations: Mapping[str, str]) -> dict[str, str]:
     """Give the annotations that the manifest itself had, as `kubectl apply` remembers it."""
     try:
-        return msgspec.json.decode(annotations.get(LAST_APPLIED, "{}"), type=Manifest).metadata.annotations or {}
+        return decoder_for(Manifest).decode(annotations.get(LAST_APPLIED, "{}")).metadata.annotations or {}
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return {}
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from vcuda.decision import BadRequest, Code, Decision
+from vcuda.decoding import decoder_for
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
@@ -60,8 +61,7 @@ class Review(Struct, frozen=True, rename="camel"):
     request: Request | None = None
 
 
-DECODER = msgspec.json.Decoder(Review)
-OBJECTS: dict[Any, msgspec.json.Decoder[Any]] = {}
+DECODER = decoder_for(Review)
 
 
 def decode_review(body: bytes) -> Request:
@@ -81,14 +81,10 @@ def decode_review(body: bytes) -> Request:
 
 def decode_object(raw: Raw, kind: type[T], where: str) -> T:
     """Read an object under review."""
-    decoder = OBJECTS.get(kind)
-    if decoder is None:
-        decoder = OBJECTS[kind] = msgspec.json.Decoder(kind)
     try:
-        found: T = decoder.decode(raw)
+        return decoder_for(kind).decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as wrong:
         raise BadRequest(f"{where} is not a {kind.__name__}: {wrong}") from None
-    return found
 
 
 def encode_answer(uid: str, decision: Decision, operations: list[dict[str, Any]] | None = None) -> bytes:

@@ -96,8 +96,12 @@ class GpuNode:
     def wait_offered(self, cores: int | None = None) -> None:
         """Wait until the node says that it has so many cores, and the kubelet listens."""
         wanted = str(100 * len(self.kinds) if cores is None else cores)
-        eventually(lambda: self.allocatable().get(NAMES.core) == wanted, f"{wanted} cores to be offered", WAIT_S)
-        eventually(self.is_registered, "the kubelet to listen", WAIT_S)
+        try:
+            eventually(lambda: self.allocatable().get(NAMES.core) == wanted, f"{wanted} cores to be offered", WAIT_S)
+            eventually(self.is_registered, "the kubelet to listen", WAIT_S)
+        except AssertionError as late:
+            running = ", ".join(self.cluster.running())
+            raise AssertionError(f"{late}; there run {running}\n{self.cluster.log_end(NODE_PLUGIN, 15)}") from None
 
     def allocatable(self) -> Mapping[str, str]:
         """Ask what the node offers."""
