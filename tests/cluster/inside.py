@@ -48,8 +48,10 @@ class Inside:
         self._network()
         listener = socket.socket(socket.AF_UNIX)
         with short_path(Path(self._order["control"])) as control:
-            listener.bind(control)
-        listener.listen()
+            # Under its name only once it listens: whoever finds it may connect.
+            listener.bind(f"{control}.new")
+            listener.listen()
+            Path(f"{control}.new").replace(control)
         wake, woken = socket.socketpair()
         for end in (wake, woken):
             end.settimeout(0)
