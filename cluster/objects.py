@@ -63,6 +63,11 @@ class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     init_container_statuses: list[ContainerStatus] = []
     container_statuses: list[ContainerStatus] = []
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether none of its containers will run again."""
+        return self.phase in {"Succeeded", "Failed"}
+
 
 class Pod(Object, frozen=True, kw_only=True):
     """A pod; partial."""

@@ -155,7 +155,7 @@ class LocalRun:
             self._cluster.delete(PODS, *address, grace_s=0)
         for started in self._machines:
             started.sync()
-            started.plugin.allocator.collect()
+            started.plugin.book.collect()
         self._governed.calm_down()
         if not files:
             self._apply_text("samples", self._samples())

@@ -14,14 +14,12 @@ from vcuda.inventory import Gpu, decode_inventory
 from vcuda.language import Language
 from vcuda.ledger import Key, packed
 from vcuda.model import is_model, parse_model
-from vcuda.names import ANCESTOR_MODEL_LABELS, ANCESTOR_POOL_LABELS, MIRROR, NVIDIA_PRODUCT_LABEL
+from vcuda.names import ANCESTOR_MODEL_LABELS, ANCESTOR_POOL_LABELS, MIRROR, MIXED, NVIDIA_PRODUCT_LABEL
 from vcuda.placement import cards_in
 from vcuda.request import PodRequest, held_by
 from vcuda.wishes import Wishes, read_wishes
 
-TERMINAL = ("Succeeded", "Failed")
 READY, UNKNOWN = "Ready", "Unknown"
-MIXED = "mixed"
 # GPU feature discovery writes the memory of a card here, in MiB.
 MEMORY_LABEL = "nvidia.com/gpu.memory"
 
@@ -63,7 +61,7 @@ def holding_of(pod: Pod, spoken: Language) -> Holding | None:
         wishes=wishes,
         node=pod.spec.node_name or "",
         placed=tuple(cards_in(metadata.annotations.get(spoken.names.placement, ""))),
-        is_terminal=pod.status.phase in TERMINAL,
+        is_terminal=pod.status.has_ended,
         due_s=datetime.fromisoformat(due).timestamp() if due else None,
         owner=owner_of(metadata),
         created=metadata.creation_timestamp or "",

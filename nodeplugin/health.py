@@ -36,16 +36,10 @@ class Watch:
         rediscover: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._driver, self._fleet, self._settings, self._on_change, self._clock = (
-            driver,
-            fleet,
-            settings,
-            on_change,
-            clock,
-        )
+        self._driver, self._fleet, self._settings = driver, fleet, settings
+        self._on_change, self._rediscover, self._clock = on_change, rediscover, clock
         # Guards what is known of each card, which two threads learn.
         self._lock = threading.Lock()
-        self._rediscover = rediscover
         # The card that is being asked, and since when: a driver may never answer.
         self._asking: tuple[str, float] | None = None
         self._errors: dict[str, tuple[int, float]] = {}

@@ -28,7 +28,6 @@ from vcuda.quantity import QuantityError, parse
 from vcuda.request import PodRequest, Role, asked_for, held_by, read_pod, walk
 from vcuda.wishes import Wishes, read_wishes
 
-TERMINAL = ("Succeeded", "Failed")
 RUNNING = "Running"
 REFRESH_S = 2.0
 PREDICATE = ANCESTOR_OWNED[0]
@@ -106,7 +105,7 @@ def bound_pod(pod: Pod, spoken: Language) -> BoundPod | None:
         limits=dict(limits.containers) if limits else {},
         predicates=predicates_in(pod, spoken),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id},
-        has_ended=pod.status.phase in TERMINAL,
+        has_ended=pod.status.has_ended,
         created=metadata.creation_timestamp or "",
     )
 

@@ -18,11 +18,10 @@ from nodeplugin.cards import Fleet
 from nodeplugin.records import Hold
 from vcuda.decision import Unavailable
 from vcuda.inventory import encode_inventory
-from vcuda.names import AWS_VGPU, NANO_PERCENT, NVIDIA_GPU, Names
+from vcuda.names import AWS_VGPU, MIXED, NANO_PERCENT, NVIDIA_GPU, Names
 from vcuda.placement import encode_placement
 
 RETRY_S = 5.0
-MIXED = "mixed"
 # Resources under which other plugins offer NVIDIA cards, whole or in parts.
 RIVALS = (
     NVIDIA_GPU,

@@ -14,6 +14,7 @@ from cluster.errors import ApiError
 from cluster.interface import Cluster
 from cluster.objects import NODES
 from nodeplugin.allocating import Allocator
+from nodeplugin.bookkeeping import Bookkeeper
 from nodeplugin.cards import Card, Fleet
 from nodeplugin.cgroups import running_pods
 from nodeplugin.drivers import HostDriver
@@ -60,8 +61,8 @@ class Service:
         self.driver = driver or Driver()
         self.driver.library = self.host_driver.library()
         boot = boot_id()
-        self._book = remembered(self._folder)
-        self.fleet = Fleet(remembered_cards(self._book, boot))
+        self._remembered = remembered(self._folder)
+        self.fleet = Fleet(remembered_cards(self._remembered, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = Pods(cluster, self.node, spoken, self._folder / "pods.json")
         self._way: Way | None = None if settings.injection == "auto" else settings.injection
@@ -73,16 +74,24 @@ class Service:
             names=spoken.names,
             cdi=Path(settings.cdi),
         )
-        self.allocator = Allocator(
+        self.book = Bookkeeper(
             self._folder,
             spoken,
             self.fleet,
             pods=self.pods,
             kubelet=self.kubelet,
             injection=self.injector,
-            policy=settings.policy,
             running=running_pods,
             boot=boot,
+        )
+        self.allocator = Allocator(
+            self.book,
+            spoken,
+            self.fleet,
+            pods=self.pods,
+            kubelet=self.kubelet,
+            injection=self.injector,
+            policy=settings.policy,
         )
         self.publisher = Publisher(
             cluster,
@@ -90,12 +99,12 @@ class Service:
             spoken.names,
             self.fleet,
             on_change=self._changed,
-            deviating=lambda: deviating(self.allocator.holds(), self.pods.known()),
+            deviating=lambda: deviating(self.book.holds(), self.pods.known()),
             driver=lambda: self._driver_version,
         )
-        self.allocator.on_change(self.publisher.look_again)
+        self.book.on_change(self._changed)
         self.watch = Watch(self.driver, self.fleet, settings.health, self._changed, rediscover=self._rediscover)
-        self.sampler = Sampler(self.driver, self.fleet, self.pods.known, self.allocator.holds)
+        self.sampler = Sampler(self.driver, self.fleet, self.pods.known, self.book.holds)
         self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.watch.xids), self._standing)
         names = {resource: resource.name_in(spoken.names) for resource in Resource}
         self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
@@ -129,7 +138,7 @@ class Service:
         if self._way is None:
             self.injector.way = self._detected()
         self.injector.start(self._driver_version)
-        self.allocator.recover()
+        self.book.recover()
         self.registrar.start()
         self.watch.start()
         self._keeper.start()
@@ -201,7 +210,7 @@ class Service:
     def _forget_divided(self, cards: Iterable[Card]) -> None:
         """Forget cards that were divided into parts, or parts that were put together again, once nobody holds them."""
         there = {card.uuid for card in cards} | {card.parent for card in cards}
-        held = {uuid for hold in self.allocator.holds().values() for uuid in hold.held}
+        held = {uuid for hold in self.book.holds().values() for uuid in hold.held}
         missing = self.fleet.missing() - held
         self.fleet.forget(
             card.uuid for card in self.fleet.cards() if card.uuid in missing and {card.uuid, card.parent} & there - {""}
@@ -212,7 +221,7 @@ class Service:
             info = self._cluster.bounded(DETECT_S).get(NODES, self.node).status.node_info
         except (ApiError, Unavailable) as away:
             self._log.warning("runtime_unknown", cause=str(away))
-            return self._book.way or "native"
+            return self._remembered.way or "native"
         return detected(info.container_runtime_version, info.kubelet_version)
 
     def _keep(self) -> None:
@@ -233,7 +242,7 @@ class Service:
                     self.pods.keep()
                 self.watch.look_after_the_look()
                 if changed or dying or now - collected > COLLECT_S or not swept:
-                    dying = self.allocator.collect()
+                    dying = self.book.collect()
                     waited = waited + 1 if dying and not changed else 0
                     collected = now
                 if not swept and self.pods.informer.synced:
@@ -257,8 +266,8 @@ class Service:
         self._changed()
 
     def _sweep(self) -> None:
-        self.allocator.sweep()
-        if not self.allocator.holds():
+        self.book.sweep()
+        if not self.book.holds():
             self.injector.remove_old_drivers()
 
     def _pods_have_changed(self) -> None:
@@ -275,7 +284,7 @@ class Service:
             "registrations": float(self.registrar.registrations),
             "api_age_seconds": self.pods.informer.age_s(),
             "health_age_seconds": time.monotonic() - self.watch.looked_at,
-            "pods": float(len(self.allocator.holds())),
+            "pods": float(len(self.book.holds())),
         }
 
     def not_live(self) -> list[str]:

@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from nodeplugin.allocating import Allocator, Refused
+from nodeplugin.bookkeeping import BookError
 from nodeplugin.kubelet import Kubelet, KubeletError, plugin_options
 from nodeplugin.offering import Resource
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
@@ -132,7 +133,7 @@ class Plugin(api_grpc.DevicePluginServicer):
 
     def _refuse(self, step: str, wrong: Exception, began: float, context: grpc.ServicerContext) -> NoReturn:
         self._observe(step, time.monotonic() - began, False)  # noqa: FBT003
-        if isinstance(wrong, Refused):
+        if isinstance(wrong, Refused | BookError):
             self._log.warning("refused", step=step, cause=str(wrong))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"Quotient: {wrong}")
         self._log.error("failed", step=step, exc_info=wrong)
@@ -188,7 +189,6 @@ class Registrar:
         self.registrations = 0
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
-        allocator.on_change(self.changed)
 
     def start(self) -> None:
         """Begin."""

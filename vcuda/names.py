@@ -30,6 +30,8 @@ HAMI_MEMORY = "nvidia.com/gpumem"
 HAMI_CORES = "nvidia.com/gpucores"
 HAMI_MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
 NVIDIA_PRODUCT_LABEL = "nvidia.com/gpu.product"
+# What a node with several models has as its model.
+MIXED = "mixed"
 
 # The domains in which the ancestors' pods are written; their annotations are read as if they were ours.
 ANCESTOR_DOMAINS = ("tencent.com", "nvidia.com")

@@ -383,10 +383,15 @@ def wrong_cards(board: Board, container: ContainerRequest, uuids: Sequence[str],
     return ""
 
 
-def settled(request: PodRequest, placed: Mapping[str, Sequence[Slice]], rooms: Sequence[Room], unit_mib: int) -> Placed:
-    """Give a placement with the amounts that follow from the request: nobody else's numbers are taken over."""
-    board = Board(rooms, request, unit_mib)
-    return {each.name: board.slices(each, [given.uuid for given in placed[each.name]]) for each in request.containers}
+def settled(request: PodRequest, cards: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], unit_mib: int) -> Placed:
+    """Give what containers get of the cards they are on, as it follows from the request."""
+    board = Board(rooms_of(gpus, ()), request, unit_mib)
+    return {each.name: board.slices(each, cards.get(each.name, ())) for each in request.containers}
+
+
+def cards_of(placed: Mapping[str, Sequence[Slice]]) -> dict[str, list[str]]:
+    """Name the cards of a placement, by container: amounts that somebody else wrote are not taken over."""
+    return {name: [given.uuid for given in slices] for name, slices in placed.items()}
 
 
 def promised(
@@ -401,7 +406,7 @@ def promised(
         uuids = [given.uuid for given in placed.get(each.name, ())]
         if len(uuids) != max(1, each.share.cards) or not known.issuperset(uuids):
             return {}
-    return peaks(request, settled(request, placed, rooms_of(gpus, ()), unit_mib))
+    return peaks(request, settled(request, cards_of(placed), gpus, unit_mib))
 
 
 def peaks(request: PodRequest, placed: Mapping[str, Sequence[Slice]]) -> dict[str, Held]:
@@ -419,17 +424,23 @@ def peaks(request: PodRequest, placed: Mapping[str, Sequence[Slice]]) -> dict[st
     }
 
 
+def added(held: Iterable[Mapping[str, Held]]) -> dict[str, Held]:
+    """Add up what several hold, card by card."""
+    total: dict[str, Held] = {}
+    for each in held:
+        for uuid, (cores, mib) in each.items():
+            before = total.get(uuid, NOTHING_HELD)
+            total[uuid] = before[0] + cores, before[1] + mib
+    return total
+
+
 def rooms_of(
     gpus: Iterable[Gpu], held: Iterable[Mapping[str, Held]], closed: Callable[[Gpu], str] = lambda _: ""
 ) -> list[Room]:
     """Say what is left of each card by what pods hold."""
-    taken: dict[str, Held] = {}
-    for each in held:
-        for uuid, (cores, mib) in each.items():
-            before = taken.get(uuid, NOTHING_HELD)
-            taken[uuid] = before[0] + cores, before[1] + mib
-    found = []
-    for gpu in gpus:
-        cores, mib = taken.get(gpu.uuid, NOTHING_HELD)
-        found.append(Room(gpu, WHOLE - cores, gpu.memory_mib - mib, closed(gpu)))
-    return found
+    taken = added(held)
+    return [
+        Room(gpu, WHOLE - cores, gpu.memory_mib - mib, closed(gpu))
+        for gpu in gpus
+        for cores, mib in [taken.get(gpu.uuid, NOTHING_HELD)]
+    ]

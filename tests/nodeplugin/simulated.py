@@ -9,7 +9,9 @@ import msgspec
 
 from cluster.objects import Pod
 from nodeplugin.allocating import Allocator
+from nodeplugin.bookkeeping import Bookkeeper
 from nodeplugin.cards import Card, Fleet
+from nodeplugin.injecting import Injector
 from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError, UnknownPod
 from nodeplugin.offering import Resource
 from nodeplugin.pods import BoundPod, Known, Pods, bound_pod
@@ -272,23 +274,33 @@ class Machine:
 
     def start(self) -> None:
         """Start the plugin, or another in its place."""
-        self.allocator = Allocator(
+        pods, kubelet = cast("Pods", self.view), cast("Kubelet", self.kubelet)
+        injection = cast("Injector", self.notes)
+        self.book = Bookkeeper(
             self._folder,
             SPOKEN,
             self.fleet,
-            pods=cast("Pods", self.view),
-            kubelet=cast("Kubelet", self.kubelet),
-            injection=self.notes,
-            policy=self._policy,
+            pods=pods,
+            kubelet=kubelet,
+            injection=injection,
             running=lambda uids: self.running & set(uids),
+        )
+        self.allocator = Allocator(
+            self.book,
+            SPOKEN,
+            self.fleet,
+            pods=pods,
+            kubelet=kubelet,
+            injection=injection,
+            policy=self._policy,
             clock=lambda: self.now,
         )
         self.kubelet.allocator = self.allocator
-        self.allocator.recover()
+        self.book.recover()
 
     def deviating(self) -> list[str]:
         """Name the pods that the node placed itself, and that do not say so."""
-        return [hold.name for hold in deviating(self.allocator.holds(), self.view.known())]
+        return [hold.name for hold in deviating(self.book.holds(), self.view.known())]
 
     def admit(self, *pods: Pod) -> None:
         """Bind pods and have the kubelet admit them, in its own order."""
@@ -300,7 +312,7 @@ class Machine:
         """Delete a pod."""
         self.view.remove(uid)
         self.kubelet.forget(uid)
-        self.allocator.collect()
+        self.book.collect()
 
     def cards(self, uid: str, name: str = "c0") -> list[str]:
         """Say which cards a container was given."""

@@ -42,7 +42,7 @@ def test_equal_pods_in_any_order_each_get_their_own(tmp_path: Path) -> None:
         assert machine.kubelet.lost == [], "PodResources was listed while an allocation was being answered"
         for each in pods:
             machine.end(each.metadata.uid)
-        assert machine.allocator.holds() == {}
+        assert machine.book.holds() == {}
 
 
 def test_a_plugin_killed_between_the_two_calls_goes_on_where_it_was(machine: Machine) -> None:
@@ -88,7 +88,7 @@ def test_asked_again_the_answer_is_the_same(machine: Machine) -> None:
     machine.kubelet.forget("uid-one")
     machine.kubelet.admit(machine.view.seen["uid-one"])
     assert machine.cards("uid-one") == ["GPU-2"]
-    assert len(machine.allocator.holds()) == 1
+    assert len(machine.book.holds()) == 1
 
 
 def test_a_start_with_another_containers_answer_is_refused(machine: Machine) -> None:
@@ -140,11 +140,11 @@ def test_processes_of_a_pod_deleted_by_force_hold_its_cards(machine: Machine) ->
     machine.admit(pod("forced", asking("c0", 100, 1)))
     machine.running.add("uid-forced")
     machine.view.remove("uid-forced")
-    assert machine.allocator.collect() == {"uid-forced"}
-    assert "uid-forced" in machine.allocator.holds()
+    assert machine.book.collect() == {"uid-forced"}
+    assert "uid-forced" in machine.book.holds()
     machine.running.clear()
-    assert machine.allocator.collect() == set()
-    assert machine.allocator.holds() == {}
+    assert machine.book.collect() == set()
+    assert machine.book.holds() == {}
 
 
 def test_nothing_is_let_go_of_while_the_api_server_has_not_been_heard(machine: Machine) -> None:
@@ -152,8 +152,8 @@ def test_nothing_is_let_go_of_while_the_api_server_has_not_been_heard(machine: M
     machine.admit(share("one", 2))
     machine.view.remove("uid-one")
     machine.view.synced = False
-    machine.allocator.collect()
-    assert "uid-one" in machine.allocator.holds()
+    machine.book.collect()
+    assert "uid-one" in machine.book.holds()
 
 
 def test_an_ancestors_pod_keeps_its_card(machine: Machine) -> None:
@@ -162,8 +162,8 @@ def test_an_ancestors_pod_keeps_its_card(machine: Machine) -> None:
     limits = {"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "60"}
     old = pod("old", {"name": "c0", "resources": {"limits": limits}}, annotations=annotations, phase="Running")
     machine.view.put(old)
-    machine.allocator.collect()
-    assert machine.allocator.holds()["uid-old"].held == {"GPU-1": (100, A100_MIB)}
+    machine.book.collect()
+    assert machine.book.holds()["uid-old"].held == {"GPU-1": (100, A100_MIB)}
     machine.admit(pod("three", asking("c0", 300, 3)))
     assert sorted(machine.cards("uid-three")) == ["GPU-0", "GPU-2", "GPU-3"]
 
@@ -175,7 +175,7 @@ def populated(machine: Machine) -> dict[str, Any]:
         pod("two", asking("a", 2, 2), asking("b", 2, 2)),
         pod("four", asking("c0", 1, 1), inits=[asking("i", 3, 4), asking("s", 5, 1, sidecar=True)]),
     )
-    return dict(machine.allocator.holds())
+    return dict(machine.book.holds())
 
 
 def test_a_book_cut_off_anywhere_is_rebuilt_the_same(machine: Machine, tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_a_book_cut_off_anywhere_is_rebuilt_the_same(machine: Machine, tmp_path:
     for length in range(len(content)):
         (tmp_path / BOOK).write_bytes(content[:length])
         machine.start()
-        assert essence(machine.allocator.holds()) == essence(before), f"cut at {length}"
+        assert essence(machine.book.holds()) == essence(before), f"cut at {length}"
     (tmp_path / BOOK).unlink()
     machine.start()
-    assert essence(machine.allocator.holds()) == essence(before)
+    assert essence(machine.book.holds()) == essence(before)
 
 
 def essence(holds: Any) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def test_a_book_that_cannot_be_written_gives_nothing_away(machine: Machine, tmp_
     (tmp_path / f".{BOOK}.new").mkdir()
     with pytest.raises(Refusal, match="cannot be written"):
         machine.admit(share("two", 1))
-    assert set(machine.allocator.holds()) == {"uid-one"}
+    assert set(machine.book.holds()) == {"uid-one"}
     (tmp_path / f".{BOOK}.new").rmdir()
     machine.kubelet.admit(machine.view.seen["uid-two"])
     assert machine.cards("uid-two") == ["GPU-1"]
@@ -289,7 +289,7 @@ def test_another_pod_under_the_same_name_is_another_pod(machine: Machine) -> Non
     assert machine.cards("u2") == ["GPU-1"]
     machine.kubelet.start("u2", "c0")
     machine.view.seen = {"u2": again}
-    machine.allocator.collect()
+    machine.book.collect()
     assert {uid for uid, _, _ in machine.notes.prepared.values()} == {"u2"}
 
 
@@ -298,8 +298,8 @@ def test_a_pod_that_was_served_before_we_heard_of_it_is_not_let_go_of(machine: M
     late = share("late", 1, cores=60)
     machine.view.put(late, seen=False)
     machine.kubelet.admit(late)
-    machine.allocator.collect()
-    assert "uid-late" in machine.allocator.holds()
+    machine.book.collect()
+    assert "uid-late" in machine.book.holds()
     machine.admit(pod("next", asking("c0", 60, 1), placed={"c0": on(1, 60)}))
     assert machine.cards("uid-next") != ["GPU-1"]
 
@@ -310,13 +310,13 @@ def test_a_start_is_refused_that_would_fill_a_card_beyond_its_size(machine: Mach
     lost = machine.kubelet.devices.copy()
     machine.kubelet.forget("uid-one")
     machine.view.remove("uid-one")
-    machine.allocator.collect()
+    machine.book.collect()
     machine.admit(share("two", 0, cores=60))
     machine.view.put(share("one", 0, cores=60))
     machine.kubelet.devices |= lost
     with pytest.raises(Refused, match="no GPU was given to it"):
         machine.kubelet.start("uid-one", "c0")
-    assert sum(hold.held["GPU-0"][0] for hold in machine.allocator.holds().values()) == 60
+    assert sum(hold.held["GPU-0"][0] for hold in machine.book.holds().values()) == 60
 
 
 def test_without_a_list_nobody_is_guessed_at(machine: Machine) -> None:
@@ -328,7 +328,7 @@ def test_without_a_list_nobody_is_guessed_at(machine: Machine) -> None:
     machine.kubelet.has_get = False
     with pytest.raises(Refusal, match="does not list its containers"):
         machine.kubelet.admit(machine.view.seen["uid-two"])
-    assert "uid-two" not in machine.allocator.holds()
+    assert "uid-two" not in machine.book.holds()
 
 
 @pytest.mark.parametrize(("cores", "units"), [(60, 2), (30, 1)], ids=["as large as the init container", "smaller"])
@@ -389,8 +389,8 @@ def test_an_ancestor_in_our_own_domain_is_inherited(machine: Machine) -> None:
     machine.view.put(old)
     ids = frozenset(f"{NAMES.core}-{number}" for number in range(100))
     machine.kubelet.devices["uid-old", "c0", NAMES.core] = (ids, api.ContainerAllocateResponse())
-    machine.allocator.collect()
-    assert machine.allocator.holds()["uid-old"].held == {"GPU-0": (100, A100_MIB)}
+    machine.book.collect()
+    assert machine.book.holds()["uid-old"].held == {"GPU-0": (100, A100_MIB)}
     assert ids <= machine.allocator.devices(Resource.CORE).keys()
     machine.admit(pod("three", asking("c0", 300, 3)))
     assert "GPU-0" not in machine.cards("uid-three")
@@ -404,6 +404,6 @@ def test_what_the_node_chose_is_written_again_after_a_restart(machine: Machine) 
     machine.admit(pod("free", asking("c0", 50, 1)))
     machine.start()
     assert machine.deviating() == ["free"]
-    placed = machine.allocator.holds()["uid-free"].placed
+    placed = machine.book.holds()["uid-free"].placed
     machine.view.put(pod("free", asking("c0", 50, 1), placed=placed))
     assert machine.deviating() == []

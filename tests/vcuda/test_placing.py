@@ -17,6 +17,7 @@ from vcuda.placing import (
     Policy,
     Room,
     best_sets,
+    cards_of,
     moments,
     peaks,
     place,
@@ -234,7 +235,7 @@ def test_a_placement_is_obeyed_by_the_node_that_made_it(
     except NoRoom:
         return
     assert obeyed(request_, placed, rooms) == ""
-    assert settled(request_, placed, rooms, UNIT_MIB) == placed
+    assert settled(request_, cards_of(placed), [room.gpu for room in rooms], UNIT_MIB) == placed
 
 
 @given(pods(), nodes(), st.data())
@@ -682,7 +683,7 @@ def test_the_amounts_of_a_foreign_placement_are_not_taken_over() -> None:
     """Which cards is the scheduler's to say; how much of them is the request's."""
     request = pod(app("a", 50, 8), app("b", 100, 0))
     foreign = {"a": (Slice(uuid(0), 1, 1),), "b": (Slice(uuid(1), 7, 7),), "stranger": (Slice(uuid(2), 1, 1),)}
-    assert settled(request, foreign, [room(0), room(1)], UNIT_MIB) == {
+    assert settled(request, cards_of(foreign), [room(0).gpu, room(1).gpu], UNIT_MIB) == {
         "a": (Slice(uuid(0), 50, 2048),),
         "b": (Slice(uuid(1), WHOLE, CARD_MIB),),
     }
