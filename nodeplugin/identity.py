@@ -68,7 +68,7 @@ class Listed:
 
     def __init__(self, names: Names, holdings: Iterable[Holding] = (), bare: Iterable[tuple[str, str]] = ()) -> None:
         self._names = names
-        self._held = {(each.namespace, each.pod, each.container): each.ids for each in holdings}
+        self._held = {(each.namespace, each.pod, each.container): each for each in holdings}
         self._pods = {(namespace, pod) for namespace, pod, _ in self._held} | set(bare)
 
     def has(self, pod: BoundPod) -> bool:
@@ -81,8 +81,8 @@ class Listed:
 
     def ids(self, pod: BoundPod, container: str, resource: Resource) -> frozenset[str]:
         """Give the ids that a container holds."""
-        held = self._held.get((pod.metadata.namespace, pod.metadata.name, container), {})
-        return held.get(resource.name_in(self._names), frozenset())
+        held = self._held.get((pod.metadata.namespace, pod.metadata.name, container))
+        return held.ids(resource.name_in(self._names)) if held else frozenset()
 
 
 def judged(

@@ -40,12 +40,16 @@ class UnknownPod(KubeletError):  # noqa: N818 - an answer
 
 
 class Holding(Struct, frozen=True):
-    """A container with devices, as the kubelet lists it: ids by resource."""
+    """A container as the kubelet lists it. Its devices are read when they are asked for: a node has thousands."""
 
     namespace: str
     pod: str
     container: str
-    ids: dict[str, frozenset[str]]
+    devices: Iterable[resources.ContainerDevices]
+
+    def ids(self, resource: str) -> frozenset[str]:
+        """Give the ids that it holds of a resource; they may come in several parts."""
+        return frozenset(each for part in self.devices if part.resource_name == resource for each in part.device_ids)
 
 
 class Kept(Struct, frozen=True):
@@ -180,14 +184,8 @@ def told(wrong: grpc.RpcError) -> str:
 
 
 def holdings_of(pod: resources.PodResources) -> list[Holding]:
-    """Read the containers of a pod; ids of one resource may come in several parts."""
-    found = []
-    for container in pod.containers:
-        ids: dict[str, frozenset[str]] = {}
-        for devices in container.devices:
-            ids[devices.resource_name] = ids.get(devices.resource_name, frozenset()) | frozenset(devices.device_ids)
-        found.append(Holding(pod.namespace, pod.name, container.name, ids))
-    return found
+    """List the containers of a pod."""
+    return [Holding(pod.namespace, pod.name, container.name, container.devices) for container in pod.containers]
 
 
 def kept_of(entry: Entry) -> Kept:

@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 import structlog
 from msgspec import field
+from msgspec.structs import replace
 
 from cluster.errors import ApiError
 from cluster.informer import Informer
@@ -155,8 +156,16 @@ class Pods:
         self._log = structlog.get_logger()
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Begin to follow, and tell of every change."""
-        self.informer.on_change(lambda _old, _new: on_change())
+        """Begin to follow, and tell of every change that matters here.
+
+        Kubelets from 1.34 on rewrite the status of pods with several resources again and again, in another order.
+        """
+
+        def heard(old: BoundPod | None, new: BoundPod | None) -> None:
+            if old is None or new is None or replace(old, metadata=new.metadata) != new:
+                on_change()
+
+        self.informer.on_change(heard)
         self.informer.start()
 
     def stop(self) -> None:

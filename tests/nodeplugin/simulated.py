@@ -16,6 +16,7 @@ from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError, UnknownPod
 from nodeplugin.offering import Resource
 from nodeplugin.pods import BoundPod, Known, Pods, bound_pod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
+from nodeplugin.proto import podresources_v1_pb2 as resources
 from nodeplugin.records import Allocation, Way
 from nodeplugin.service import deviating
 from vcuda.language import Language, language
@@ -147,11 +148,13 @@ class SimulatedKubelet:
                 each.metadata.namespace,
                 each.metadata.name,
                 one.name,
-                {
-                    resource: ids
+                # One part for each device, as the kubelet does.
+                [
+                    resources.ContainerDevices(resource_name=resource, device_ids=[device])
                     for (uid, name, resource), (ids, _) in self.devices.items()
                     if (uid, name) == (each.metadata.uid, one.name)
-                },
+                    for device in ids
+                ],
             )
             for one in (*sidecars, *(each.spec.containers or ()))
         ]

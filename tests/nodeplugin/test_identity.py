@@ -8,6 +8,7 @@ from nodeplugin.identity import Call, First, Listed, Target, judged, several
 from nodeplugin.kubelet import Holding
 from nodeplugin.offering import Resource
 from nodeplugin.pods import BoundPod, by_uid
+from nodeplugin.proto import podresources_v1_pb2 as resources
 from tests.nodeplugin.builders import app, asked, bound, init
 from vcuda.names import Names
 from vcuda.request import Role
@@ -32,10 +33,9 @@ def first(made: Call, *pods: BoundPod) -> First:
 
 def holding(pod: BoundPod, container: str = "a", core: Iterable[str] = (), memory: Iterable[str] = ()) -> Holding:
     """A container as the kubelet lists it, with the ids that it has so far."""
-    given = {NAMES.core: frozenset(core), NAMES.memory: frozenset(memory)}
-    return Holding(
-        pod.metadata.namespace, pod.metadata.name, container, {name: held for name, held in given.items() if held}
-    )
+    given = [(NAMES.core, core), (NAMES.memory, memory)]
+    devices = [resources.ContainerDevices(resource_name=name, device_ids=held) for name, held in given]
+    return Holding(pod.metadata.namespace, pod.metadata.name, container, devices)
 
 
 def half(pod: BoundPod, count: int = 50, start: int = 0) -> Holding:
