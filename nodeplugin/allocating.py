@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
 import structlog
@@ -44,7 +45,7 @@ class Pending(Struct, frozen=True):
     """The kubelet's listing when it asked which ids we prefer; the allocation follows at once. None: it gave none."""
 
     call: Call
-    listed: tuple[Holding, ...] | None
+    listed: Sequence[Holding] | None
 
 
 class Allocator:
@@ -100,13 +101,14 @@ class Allocator:
         needed = frozenset(must)
         rest = islice((each for each in available if each not in needed), max(0, size - len(needed)))
         chosen = [*must, *rest]
+        call = Call(resource, frozenset(chosen))
         try:
-            listed: tuple[Holding, ...] | None = tuple(self._kubelet.listed())
+            listed: Sequence[Holding] | None = self._taken_up(call)
         except Exception as away:  # the outermost frame of the call: an error would cost the pod its life
             self._log.warning("kubelet_does_not_list", cause=str(away))
             listed = None
         with self._lock:
-            self._pending = Pending(Call(resource, frozenset(chosen)), listed)
+            self._pending = Pending(call, listed)
         return chosen
 
     def allocate(self, resource: Resource, ids: Sequence[str]) -> api.ContainerAllocateResponse:
@@ -142,6 +144,22 @@ class Allocator:
 
     # Who is it?
 
+    def _taken_up(self, call: Call) -> Sequence[Holding]:
+        """Ask the kubelet whom it has taken up: about the one pod that waits, or, if that leaves a doubt, about all."""
+        known, holds = self._pods.known(), self._book.holds()
+        wait = waiting(known, holds)
+        if len(wait) == 1:
+            pod = known[wait[0]]
+            with suppress(KubeletError):
+                told = self._kubelet.held_by(pod.metadata.namespace, pod.metadata.name)
+                if self._judged(call, self._call_before(), Listed(self._spoken.names, told), known).is_clear:
+                    return told
+        return self._kubelet.listed()
+
+    def _judged(self, call: Call, before: First | None, seen: Listed, known: Known, *, again: bool = False) -> Verdict:
+        allocated = {uid: hold.containers for uid, hold in self._book.holds().items()}
+        return judged(call, before, seen, known, allocated, again=again)
+
     def _recognised(
         self, call: Call, before: First | None, listed: Sequence[Holding] | None
     ) -> tuple[Target | None, frozenset[str]]:
@@ -158,11 +176,10 @@ class Allocator:
             seen = self._listed(call, known) if listed is None else Listed(self._spoken.names, listed)
             if seen is None:
                 continue
-            allocated = {uid: hold.containers for uid, hold in self._book.holds().items()}
-            verdict = judged(call, before, seen, known, allocated)
-            if not (verdict.lasts or verdict.firsts) and is_fresh:
-                verdict = judged(call, before, seen, known, allocated, again=True)
-            if verdict.is_clear and (verdict.lasts or verdict.firsts):
+            verdict = self._judged(call, before, seen, known)
+            if is_fresh and verdict.is_empty:
+                verdict = self._judged(call, before, seen, known, again=True)
+            if verdict.is_clear:
                 break
         if verdict is None:
             return self._unlisted(call, before)

@@ -58,6 +58,11 @@ class Verdict(Struct, frozen=True):
     firsts: tuple[Target, ...] = ()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it is nobody's."""
+        return not (self.lasts or self.firsts)
+
+    @property
     def is_clear(self) -> bool:
         """Whether there is just one answer: one container gets everything now, or it is a first call in any case."""
         return len(self.lasts) == 1 if not self.firsts else not self.lasts
