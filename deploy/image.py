@@ -17,9 +17,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.cluster.binaries import BuildError, cache_dir, locked, say
 from tests.cluster.debian import programs
@@ -81,7 +81,7 @@ def build(tag: str, output: Path) -> None:
         )
     layers = [kept_layer("system", system_key(), system), kept_layer("libraries", libraries_key(), libraries)]
     with tempfile.TemporaryDirectory(prefix="quotient-image-") as scratch:
-        layers.append(packed(own(Path(scratch))))
+        layers.append(layer(packed(own(Path(scratch)))))
     output.parent.mkdir(parents=True, exist_ok=True)
     write(tag, layers, output)
 
@@ -96,19 +96,32 @@ def libraries_key() -> str:
     return digest((ROOT / "requirements.lock").read_bytes() + platform.machine().encode())[:16]
 
 
-def kept_layer(name: str, key: str, make: Any) -> bytes:  # noqa: ANN401 - a function of a folder
+class Layer(NamedTuple):
+    """A layer as it is shipped, and the digest of what it unpacks to."""
+
+    diff: str
+    small: bytes
+
+
+def layer(whole: bytes) -> Layer:
+    """Make a layer of an archive."""
+    return Layer(digest(whole), gzip.compress(whole, 6, mtime=EPOCH))
+
+
+def kept_layer(name: str, key: str, make: Callable[[Path], Path]) -> Layer:
     """Give a layer, from the cache if it was made before."""
     folder = cache_dir() / "image"
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / f"{name}-{key}.tar"
     with locked(folder / ".lock"):
-        if not kept.exists():
-            say(f"making the layer of {name}; once, until its inputs change")
-            with tempfile.TemporaryDirectory(prefix="quotient-image-") as scratch:
-                whole = packed(make(Path(scratch)))
-            (folder / f".{kept.name}").write_bytes(whole)
-            (folder / f".{kept.name}").replace(kept)
-    return kept.read_bytes()
+        for kept in folder.glob(f"{name}-{key}-*.tar.gz"):
+            return Layer(kept.name.removesuffix(".tar.gz").rpartition("-")[2], kept.read_bytes())
+        say(f"making the layer of {name}; once, until its inputs change")
+        with tempfile.TemporaryDirectory(prefix="quotient-image-") as scratch:
+            made = layer(packed(make(Path(scratch))))
+        fresh = folder / f".{name}-{key}"
+        fresh.write_bytes(made.small)
+        fresh.replace(folder / f"{name}-{key}-{made.diff}.tar.gz")
+    return made
 
 
 def system(folder: Path) -> Path:
@@ -186,14 +199,11 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write(tag: str, layers: Iterable[bytes], output: Path) -> None:
+def write(tag: str, layers: Sequence[Layer], output: Path) -> None:
     """Write an OCI layout with the manifest that `docker load` wants beside it."""
-    diffs, blobs, described = [], {}, []
-    for layer in layers:
-        diffs.append(f"sha256:{digest(layer)}")
-        small = gzip.compress(layer, 6, mtime=EPOCH)
-        blobs[digest(small)] = small
-        described.append(descriptor("application/vnd.oci.image.layer.v1.tar+gzip", small))
+    diffs = [f"sha256:{each.diff}" for each in layers]
+    blobs = {digest(each.small): each.small for each in layers}
+    described = [descriptor("application/vnd.oci.image.layer.v1.tar+gzip", each.small) for each in layers]
     architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
     rootfs = {"type": "layers", "diff_ids": diffs}
     config = encoded({"architecture": architecture, "os": "linux", "config": CONFIG, "rootfs": rootfs})

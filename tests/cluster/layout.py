@@ -14,6 +14,8 @@ from typing import Any
 import trustme
 from msgspec import Struct
 
+from settings.configuration import Health
+
 ROOT = Path(__file__).resolve().parents[2]
 
 NODE_ADDRESS = "10.88.0.1"
@@ -26,8 +28,10 @@ NODE_NAME = "node-1"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 RUN = "/run/quotient"
 CDI = "/run/cdi"
-# How often the node plugin looks at its cards; seldom, where it is to be measured.
-POLL_S = "QUOTIENT_TEST_POLL_S"
+# Set, the node goes at the pace of a real one: to measure it at rest.
+PATIENT = "QUOTIENT_TEST_PATIENT"
+# How often the kubelet tells what the node offers, and looks after pods and their secrets: tests cannot wait for more.
+HASTE = {"nodeStatusUpdateFrequency": "1s", "syncFrequency": "5s"}
 # Every process of a cluster but those in its containers carries this variable, with the cluster's ident.
 MARK = "QUOTIENT_TEST_CLUSTER"
 
@@ -188,7 +192,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
     bin_dir = "{layout.debian}/usr/lib/cni"
     conf_dir = "{layout.state}/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
+    snapshotter = "overlayfs"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -219,13 +223,9 @@ def write_kubelet(layout: Layout) -> None:
         # A container that is killed again and again in a test should not have to wait for minutes.
         "featureGates": {"KubeletCrashLoopBackOffMax": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
-        # What a node offers is told so often; ten seconds are too long to wait for in a test.
-        "nodeStatusUpdateFrequency": "1s",
-        # Mounted secrets are looked at so often; a minute is too long to wait for in a test.
-        "syncFrequency": "5s",
         "volumePluginDir": f"{RUN}/volume-plugins",
     }
-    (layout.state / "kubelet.json").write_text(json.dumps(config, indent=1))
+    (layout.state / "kubelet.json").write_text(json.dumps(config | ({} if PATIENT in os.environ else HASTE), indent=1))
 
 
 def programs(layout: Layout) -> dict[str, Program]:
@@ -305,7 +305,7 @@ def quotient_nodeplugin(layout: Layout) -> Program:
         f"nodePlugin.nodeName={NODE_NAME}",
         f"nodePlugin.driverRoot={layout.driver}",
         f"nodePlugin.injection={'cdi' if layout.newer else 'auto'}",
-        f"nodePlugin.health.pollS={os.environ.get(POLL_S, '0.5')}",
+        f"nodePlugin.health.pollS={Health().poll_s if PATIENT in os.environ else 0.5}",
         "nodePlugin.health.recoverAfterS=6",
         f"nodePlugin.cdi={CDI}",
         "monitor.address=127.0.0.1",

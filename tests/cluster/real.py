@@ -43,9 +43,18 @@ class RealCluster:
 
     @classmethod
     def start(
-        cls, *, node: bool = False, state: Path | None = None, detached: bool = False, cdi: bool = False
+        cls,
+        *,
+        api: bool = True,
+        node: bool = False,
+        state: Path | None = None,
+        detached: bool = False,
+        cdi: bool = False,
     ) -> "RealCluster":
-        """Start a cluster and wait until its API (and its node) is ready; with `cdi`, its runtime reads CDI files."""
+        """Start a cluster and wait until its API (and its node) is ready; with `cdi`, its runtime reads CDI files.
+
+        Without `api` it is etcd alone: enough to see what becomes of a cluster's processes.
+        """
         kubernetes, packages = binaries.kubernetes(), debian.programs()
         folder = state or Path(tempfile.mkdtemp(prefix="quotient-cluster-"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,15 +62,18 @@ class RealCluster:
         cluster = cls(Layout(uuid.uuid4().hex[:8], folder, kubernetes, packages, newer))
         try:
             cluster._keeper = start_keeper(cluster.layout, detached=detached)
-            cluster._bring_up(node=node)
+            cluster._bring_up(api=api, node=node)
         except BaseException:
             cluster.stop()
             raise
         return cluster
 
-    def _bring_up(self, *, node: bool) -> None:
+    def _bring_up(self, *, api: bool, node: bool) -> None:
         self.until("the keeper to publish the API", (self.layout.state / "keeper.json").exists, "keeper")
         self.until("the control socket", self.layout.control.exists, "keeper")
+        if not api:
+            self.run("etcd")
+            return
         for name in (*layout.CONTROL_PLANE, *(layout.NODE[:1] if node else ())):
             self.run(name)
         self.until("kube-apiserver to be ready", self.api_ready, "kube-apiserver")
@@ -189,7 +201,7 @@ class RealCluster:
 
     def _import(self, archive: Path) -> "subprocess.CompletedProcess[str]":
         ctr = [str(self.layout.debian / "usr/bin/ctr"), f"--address={layout.CONTAINERD_SOCKET}", "--namespace=k8s.io"]
-        return self.enter(*ctr, "image", "import", "--snapshotter=native", str(archive))
+        return self.enter(*ctr, "image", "import", "--snapshotter=overlayfs", str(archive))
 
     def _node_ready(self) -> bool:
         path = "{.items[*].status.conditions[?(@.type=='Ready')].status}"

@@ -123,7 +123,7 @@ def test_keeper_and_first_process_killed_together_are_swept_up_after(machine: Wa
 @pytest.mark.kubernetes
 def test_a_killed_first_process_leaves_nothing_behind(machine: Watched) -> None:
     """The kernel ends the rest, and the keeper removes what outlives processes."""
-    cluster = RealCluster.start()
+    cluster = RealCluster.start(api=False)
     os.kill(cluster.kept()["init"], signal.SIGKILL)
     cluster.wait_keeper()
     machine.assert_clean(cluster.layout)
@@ -132,7 +132,7 @@ def test_a_killed_first_process_leaves_nothing_behind(machine: Watched) -> None:
 @pytest.mark.kubernetes
 def test_a_killed_wrapper_leaves_nothing_behind(machine: Watched) -> None:
     """The process that made the namespaces is a part like any other."""
-    cluster = RealCluster.start()
+    cluster = RealCluster.start(api=False)
     os.kill(parent_of(Path(f"/proc/{cluster.kept()['init']}")), signal.SIGKILL)
     cluster.wait_keeper()
     machine.assert_clean(cluster.layout)
@@ -141,8 +141,8 @@ def test_a_killed_wrapper_leaves_nothing_behind(machine: Watched) -> None:
 @pytest.mark.kubernetes
 def test_a_killed_test_run_leaves_nothing_behind(machine: Watched) -> None:
     """Whoever started the cluster is gone: its keeper notices."""
-    start = "from tests.cluster.real import RealCluster; c = RealCluster.start(); print(c.layout.state, flush=True)"
-    script = f"import time; {start}; time.sleep(600)"
+    start = "from tests.cluster.real import RealCluster; c = RealCluster.start(api=False)"
+    script = f"import time; {start}; print(c.layout.state, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         place = layout_of(Path(starter.stdout.readline().strip()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.image import CONFIG, build, packed, write
+from deploy.image import CONFIG, build, layer, packed, write
 from tests.cluster.binaries import BuildError
 
 
@@ -16,7 +16,7 @@ def test_an_archive_is_an_oci_layout_and_dockers_own(tmp_path: Path) -> None:
     """Every blob is named by its content, and what is listed is there."""
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "file").write_text("x")
-    write("registry.example/q:1", [packed(tmp_path / "root")], tmp_path / "q.tar")
+    write("registry.example/q:1", [layer(packed(tmp_path / "root"))], tmp_path / "q.tar")
     with tarfile.open(tmp_path / "q.tar") as tar:
         held = {entry.name: (tar.extractfile(entry) or pytest.fail("no file")).read() for entry in tar.getmembers()}
     blobs = {name.rpartition("/")[2]: content for name, content in held.items() if name.startswith("blobs/")}
@@ -26,8 +26,8 @@ def test_an_archive_is_an_oci_layout_and_dockers_own(tmp_path: Path) -> None:
     manifest = json.loads(blobs[listed["digest"].removeprefix("sha256:")])
     config = json.loads(blobs[manifest["config"]["digest"].removeprefix("sha256:")])
     assert config["config"] == CONFIG
-    (layer,) = manifest["layers"]
-    whole = gzip.decompress(blobs[layer["digest"].removeprefix("sha256:")])
+    (shipped,) = manifest["layers"]
+    whole = gzip.decompress(blobs[shipped["digest"].removeprefix("sha256:")])
     assert config["rootfs"]["diff_ids"] == ["sha256:" + hashlib.sha256(whole).hexdigest()]
     (docker,) = json.loads(held["manifest.json"])
     assert {docker["Config"], *docker["Layers"]} <= held.keys()
