@@ -25,9 +25,11 @@ from cluster.interface import Cluster, Selector
 from cluster.objects import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
+    NAMESPACES,
     PODS,
     SECRETS,
     HookConfiguration,
+    Namespace,
     Owners,
     Secret,
     Workload,
@@ -87,10 +89,14 @@ class CertificateKeeper:
         self.found = Found()
         self._wake, self._ending = threading.Event(), threading.Event()
         secrets = (CA_SECRET, LEAF_SECRET) if terms.managed else ()
-        self._informers: list[Informer[Secret] | Informer[HookConfiguration] | Informer[Workload]] = [
+        self._informers: list[
+            Informer[Secret] | Informer[HookConfiguration] | Informer[Workload] | Informer[Namespace]
+        ] = [
             *(Informer(cluster, SECRETS, namespace, named(name)) for name in secrets),
             *(Informer(cluster, kind, selector=named(NAME)) for kind in KINDS),
             Informer(cluster, DEPLOYMENTS, namespace, named(WEBHOOK)),
+            # One that is deleted loses its pods first: by its Deployments it would be noticed too late.
+            Informer(cluster, NAMESPACES, selector=named(namespace)),
         ]
         for informer in self._informers:
             informer.on_change(lambda *_: self._wake.set())

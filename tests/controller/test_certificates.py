@@ -3,6 +3,7 @@
 import base64
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from queue import Empty, Queue
 from typing import Any
 
 import pytest
@@ -312,6 +313,26 @@ def test_a_webhook_that_is_taken_away_holds_nobody_up(world: World, going: str) 
     assert Hooks(world.cluster, SYSTEM).is_taken_away()
     world.keeper.look()
     assert world.policies() == {"Ignore"}
+
+
+def test_a_change_of_the_namespace_is_looked_at_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is announced there first: its pods go next, and its Deployments last."""
+    looks: Queue[None] = Queue()
+
+    def look() -> Step:
+        looks.put(None)
+        return Step.REST
+
+    monkeypatch.setattr(world.keeper, "look", look)
+    world.keeper.start()
+    try:
+        with suppress(Empty):
+            while True:
+                looks.get(timeout=1)
+        world.cluster.patch(NAMESPACES, SYSTEM, "", {"metadata": {"labels": {"a": "b"}}})
+        looks.get(timeout=10)
+    finally:
+        world.keeper.stop()
 
 
 def test_the_emergency_exit(world: World) -> None:
