@@ -28,7 +28,9 @@ test-fast: $(READY) ## The inner loop: everything that needs no Kubernetes
 
 test-long: $(READY) cluster-parts fuzz ## The full-size runs; results go to tests/results/
 	@echo "== tests: the full-size runs"
-	$(PYTEST) -m long --results tests/results/long.json
+	$(PYTEST) -m long --ignore tests/node --results tests/results/long.json
+	@echo "== tests: the full-size runs on a real node"
+	$(PYTEST) -m long tests/node --results tests/results/node.json
 	@echo "== tests: the laws of the language, 5,000 examples each"
 	$(PYTEST) tests/vcuda --hypothesis-profile=long --results tests/results/laws.json
 	@echo "== tests: interleavings of the ledger, 5,000 of them"
