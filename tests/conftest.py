@@ -111,14 +111,21 @@ def git(*arguments: str) -> str:
 # Files that take longest: where several run side by side, these begin, so that none of them is left for the end.
 SLOW = (
     "test_install",
-    "test_faults",
     "test_restarts",
     "test_shapes",
+    "test_faults",
+    "test_swaps",
+    "test_cdi",
     "test_quotas_for_real",
     "test_real_cluster",
     "test_real_api",
     "test_serving",
 )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep a file's tests together, and all that share the node with GPUs: one worker has it, the others need none."""
+    item.add_marker(pytest.mark.xdist_group("node" if item.path.parent.name == "node" else str(item.path)))
 
 
 @pytest.hookimpl(trylast=True)
