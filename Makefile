@@ -20,7 +20,7 @@ run: $(READY) ## Set everything up and run Quotient on this machine, without a c
 
 test: $(READY) lint cluster-parts ## What CI runs: lint, and all tests, a real Kubernetes included
 	@echo "== tests: all but the full-size runs"
-	$(PYTEST) -m "not long" --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY) ## The inner loop: everything that needs no Kubernetes
 	@echo "== tests: the inner loop"

@@ -10,6 +10,8 @@ from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.cluster.keeper import ROOT
 from tests.cluster.real import RealCluster, why_no_cluster
@@ -123,9 +125,15 @@ SLOW = (
 )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep a file's tests together, and all that share the node with GPUs: one worker has it, the others need none."""
-    item.add_marker(pytest.mark.xdist_group("node" if item.path.parent.name == "node" else str(item.path)))
+class ByRoom(LoadFileScheduling):
+    """Keeps a file's tests together, and all that share the node with GPUs: one worker has it, the others need none."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/node" if nodeid.startswith("tests/node/") else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByRoom:
+    return ByRoom(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -438,9 +438,12 @@ def test_without_the_webhook_gpu_pods_are_refused_and_others_do_not_notice(gover
         governed.webhook.start()
 
 
-@pytest.mark.parametrize("governed", ["true"], ids=["short"], indirect=True)  # tests/webhook/test_serving.py drains both
+@pytest.mark.parametrize("governed", ["true"], ids=["short"], indirect=True)
 def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> None:
-    """Two replicas behind one address, replaced one after the other while pods are created."""
+    """Two replicas behind one address, replaced one after the other while pods are created.
+
+    The long path drains alike: tests/webhook/test_serving.py tries both.
+    """
     unregister(governed.real)
     replicas = [RunningWebhook(governed.authority, governed.real.kubeconfig) for _ in range(2)]
     failures: list[str] = []
