@@ -29,8 +29,6 @@ from vcuda.placement import encode_placement
 from vcuda.placing import Held, NoRoom, Policy, cards_of, peaks, place, promised, settled, why_not
 from vcuda.request import Role
 
-# The second call of a container follows the first at once; one that comes later is another's.
-PAIR_S = 5.0
 # How many pods the kubelet is asked about, one by one; it answers 10 at once.
 MOST_ASKED = 8
 # How long an allocation waits for processes that are about to end, and how often it looks.
@@ -68,7 +66,7 @@ class Allocator:
         # Guards what is remembered between the kubelet's calls.
         self._lock = threading.Lock()
         self._pending: Pending | None = None
-        self._before: tuple[First, float] | None = None
+        self._before: First | None = None
         self._log = structlog.get_logger()
 
     # What is offered.
@@ -95,6 +93,11 @@ class Allocator:
 
     # The kubelet's calls.
 
+    def begin_anew(self) -> None:
+        """Forget the calls of a kubelet that is gone: the next one begins with a first call."""
+        with self._lock:
+            self._pending = self._before = None
+
     def preferred(self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """Choose ids, and use the occasion to find out for whom; never fails, for that would refuse the pod."""
         # One id is as good as another, and there may be thousands.
@@ -116,13 +119,13 @@ class Allocator:
         call = Call(resource, frozenset(ids))
         with self._lock:
             pending, self._pending = self._pending, None
-            before, self._before = self._call_before(), None
+            before, self._before = self._before, None
         # No preference is asked for where an init container's ids are used again.
         same = pending if pending is not None and pending.call == call else None
         target, firsts = self._recognised(call, before, same.listed if same else None)
         if target is None:
             with self._lock:
-                self._before = First(call, firsts), self._clock()
+                self._before = First(call, firsts)
             return api.ContainerAllocateResponse()
         return self._give(target, call)
 
@@ -137,10 +140,12 @@ class Allocator:
             raise Refused(f"nobody knows to which container these {len(wanted)} {name} were given; delete the pod")
         known = self._pods.known()
         # Ids may be an init container's and then its pod's others'; what is right for all is right for the one.
-        for uid, container in dict.fromkeys((each.uid, each.container) for each in owners):
-            self._check_start(
-                uid, container, known, [each for each in kept if each.uid == uid], single=len(owners) == 1
-            )
+        faults = [
+            self._check_start(uid, container, known, [each for each in kept if each.uid == uid])
+            for uid, container in dict.fromkeys((each.uid, each.container) for each in owners)
+        ]
+        if all(faults):
+            raise Refused(faults[0])
 
     # Who is it?
 
@@ -152,13 +157,13 @@ class Allocator:
             pod = known[wait[0]]
             with suppress(KubeletError):
                 told = self._kubelet.held_by(pod.metadata.namespace, pod.metadata.name)
-                if self._judged(call, self._call_before(), Listed(self._spoken.names, told), known).is_clear:
+                if self._judged(call, self._before, Listed(self._spoken.names, told), known).is_clear:
                     return told
         return self._kubelet.listed()
 
-    def _judged(self, call: Call, before: First | None, seen: Listed, known: Known, *, again: bool = False) -> Verdict:
-        allocated = {uid: hold.containers for uid, hold in self._book.holds().items()}
-        return judged(call, before, seen, known, allocated, again=again)
+    def _judged(self, call: Call, before: First | None, seen: Listed, known: Known) -> Verdict:
+        booked = {uid: hold.containers for uid, hold in self._book.holds().items()}
+        return judged(call, before, seen, known, booked, written=self._kubelet.written)
 
     def _recognised(
         self, call: Call, before: First | None, listed: Sequence[Holding] | None
@@ -177,9 +182,8 @@ class Allocator:
             if seen is None:
                 continue
             verdict = self._judged(call, before, seen, known)
-            if is_fresh and verdict.is_empty:
-                verdict = self._judged(call, before, seen, known, again=True)
-            if verdict.is_clear:
+            # One that has its own is asked for again by a kubelet that lost it, or is another one of the same name.
+            if verdict.is_clear and not any(self._is_booked(each) for each in (*verdict.lasts, *verdict.firsts)):
                 break
         if verdict is None:
             return self._unlisted(call, before)
@@ -192,6 +196,9 @@ class Allocator:
             name = call.resource.name_in(self._spoken.names)
             raise Refused(f"no pod that is known on this node waits for {call.count} {name}; static pods get no GPUs")
         return None, frozenset(each.pod.uid for each in verdict.firsts)
+
+    def _is_booked(self, target: Target) -> bool:
+        return target.container in self._book.containers_of(target.pod.uid)
 
     def _listed(self, call: Call, known: Known) -> Listed | None:
         """Ask about the pods whose ids are used again, or that wait; None if the kubelet tells nothing of them.
@@ -226,11 +233,6 @@ class Allocator:
         if before is not None and before.call.resource is call.resource.other:
             raise Refused("the kubelet does not list its containers, so it cannot be told which one this is for")
         return None, frozenset(self._pods.known())
-
-    def _call_before(self) -> First | None:
-        if self._before is None or self._clock() - self._before[1] > PAIR_S:
-            return None
-        return self._before[0]
 
     def _check_left_out(self, target: Target) -> None:
         """Refuse a pod whose init container was given nothing, because this plugin began between its two calls."""
@@ -344,7 +346,8 @@ class Allocator:
 
     # May it start?
 
-    def _check_start(self, uid: str, container: str, known: Known, kept: Sequence[Kept], *, single: bool) -> None:
+    def _check_start(self, uid: str, container: str, known: Known, kept: Sequence[Kept]) -> str:
+        """Refuse a container that does not hold what it was given; say what is wrong with its cards, if anything."""
         pod = known.get(uid)
         title = f"{pod.title if pod else uid} container {container}"
         answers = [each.answer for each in kept if each.container == container]
@@ -356,19 +359,28 @@ class Allocator:
             raise Refused(
                 f"{title}: no GPU was given to it here; delete the pod, and it is given one (static pods are not)"
             )
-        allocation = hold.containers[container]
-        tokens = {each.annotations[TOKEN] for each in answers if TOKEN in each.annotations}
-        if tokens - {allocation.token}:
-            raise Refused(f"{title}: the kubelet holds an older answer for it; delete the pod")
-        for uuid in hold.cards_of(container) if single else ():
-            card, fault = self._fleet.get(uuid), self._fleet.condition(uuid).fault
-            if card is None or fault:
-                raise Refused(f"{title}: its GPU {uuid} cannot be used: {fault or 'it is not on this node any more'}")
+        allocation, slices = hold.containers[container], hold.placed.get(container, ())
+        given = [each for each in answers if TOKEN in each.annotations]
+        tokens = {each.annotations[TOKEN] for each in given}
+        if answers and allocation.token and tokens != {allocation.token}:
+            what = "an older answer" if tokens else "an empty answer"
+            raise Refused(f"{title}: the kubelet holds {what} for it; delete the pod")
+        fault = self._card_fault(title, hold.cards_of(container))
+        if not fault and any(self._injection.is_outdated(each, slices) for each in given):
+            raise Refused(f"{title}: its GPU has another device node since the last boot; delete the pod")
         if pod is not None and allocation.token:
             try:
-                self._injection.prepare(pod, container, allocation, hold.placed[container])
+                self._injection.prepare(pod, container, allocation, slices)
             except OSError as wrong:
                 raise Refused(f"{title}: what it needs cannot be prepared on this node: {wrong}") from None
+        return fault
+
+    def _card_fault(self, title: str, cards: Sequence[str]) -> str:
+        for uuid in cards:
+            card, fault = self._fleet.get(uuid), self._fleet.condition(uuid).fault
+            if card is None or fault:
+                return f"{title}: its GPU {uuid} cannot be used: {fault or 'it is not on this node any more'}"
+        return ""
 
     def _owners_in_book(self, resource: Resource, ids: frozenset[str]) -> list[Kept]:
         return [

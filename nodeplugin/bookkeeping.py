@@ -48,6 +48,8 @@ class Bookkeeper:
         self._kubelet, self._injection, self._running, self._boot = kubelet, injection, running, boot
         self.lock = threading.RLock()
         self._holds: dict[str, Hold] = {}
+        # Why the book could not be written when it was last tried.
+        self.failure = ""
         # Pods that the informer has shown: those can be missed when they are gone.
         self._shown: set[str] = set()
         self._listeners: list[Callable[[], None]] = []
@@ -85,7 +87,9 @@ class Bookkeeper:
             try:
                 write_book(self._file, Book(changed, self._fleet.cards(), self._boot, self._injection.way))
             except OSError as wrong:
-                raise BookError(f"{self._file} cannot be written: {wrong}") from None
+                self.failure = f"{self._file} cannot be written: {wrong}"
+                raise BookError(self.failure) from None
+            self.failure = ""
             self._holds = changed
 
     # Lost, and found again.

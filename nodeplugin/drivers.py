@@ -224,6 +224,9 @@ class HostDriver:
             copy_all(files, target, self.root)
             self._log.info("driver_laid_out", folder=str(target), files=len(files))
         link = folder / CURRENT
+        if link.is_dir() and not link.is_symlink():
+            # Where nothing was, a runtime made a folder for a container that started without this plugin.
+            shutil.rmtree(link)
         if not link.is_symlink() or link.readlink().name != target.name:
             scratch = folder / f".{CURRENT}.new"
             scratch.unlink(missing_ok=True)

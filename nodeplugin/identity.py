@@ -2,13 +2,13 @@
 
 The kubelet admits one pod after another, its containers in their order, and lists a pod from the moment it takes it up.
 So whoever is listed and still waits for a container is being admitted, and it is the turn of its first container that
-has nothing yet. A GPU container asks for two resources, one call for each: the first is answered with nothing, the
-second one with everything. While the second is being asked for, the kubelet lists the container with the ids of the
-first; only plain init containers are never listed, and for them the call just before tells. Where that leaves a choice,
-the answer is a refusal, never a guess.
+has nothing yet: by our book, unless the kubelet shows that it does not have what was given. A GPU container asks for
+two resources, one call for each: the first is answered with nothing, the second one with everything. While the second
+is being asked for, the kubelet lists the container with the ids of the first; only plain init containers are never
+listed, and for them the call just before tells. Where that leaves a choice, the answer is a refusal, never a guess.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -90,26 +90,29 @@ class Listed:
         return held.ids(resource.name_in(self._names)) if held else frozenset()
 
 
+Written = Callable[[str], Collection[str] | None]
+
+
 def judged(
     call: Call,
     before: First | None,
     listed: Listed,
     known: Known,
-    allocated: Mapping[str, Collection[str]],
+    booked: Mapping[str, Collection[str]],
     *,
-    again: bool = False,
+    written: Written = lambda _: None,
 ) -> Verdict:
     """Say whose call this is, by the pods that were taken up and the containers that have theirs.
 
-    With `again`, containers that have theirs are meant: a kubelet that lost its memory asks for them once more.
+    `booked` are the containers that were given something; `written` says of a pod which ones the kubelet wrote down,
+    None if nobody knows.
     """
     lasts: list[Target] = []
     firsts: list[Target] = []
     for pod in known.values():
         if pod.has_ended or not listed.has(pod):
             continue
-        done = allocated.get(pod.uid, ())
-        for container in [name for name in in_order(pod) if name in done] if again else turn(pod, done):
+        for container in turn(pod, listed, booked.get(pod.uid, ()), written):
             counts = pod.counts[container]
             if counts.get(call.resource) != call.count:
                 continue
@@ -127,9 +130,19 @@ def in_order(pod: BoundPod) -> list[str]:
     return [each.name for each in pod.request.containers if each.name in pod.counts]
 
 
-def turn(pod: BoundPod, allocated: Collection[str]) -> list[str]:
+def turn(pod: BoundPod, listed: Listed, booked: Collection[str], written: Written) -> list[str]:
     """Name the container whose turn it is: the first that has nothing yet."""
-    return [name for name in in_order(pod) if name not in allocated][:1]
+    return [name for name in in_order(pod) if name not in booked or is_asked_again(pod, name, listed, written)][:1]
+
+
+def is_asked_again(pod: BoundPod, container: str, listed: Listed, written: Written) -> bool:
+    """Tell whether the kubelet has not what a container was given: it ended before it wrote that down, or lost it."""
+    if listed.shows(pod, container):
+        return not all(listed.ids(pod, container, resource) for resource in pod.counts[container])
+    if pod.role_of(container) is not Role.INIT:
+        return False
+    there = written(pod.uid)
+    return there is not None and container not in there
 
 
 def ids_before(

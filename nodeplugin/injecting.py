@@ -83,9 +83,11 @@ class Injector:
         self.way = way
         self._driver, self._fleet, self._names, self._cdi = driver, fleet, names, cdi
         self._driver_folder, self._containers = folder / "driver", folder / "containers"
+        self._version = ""
 
     def start(self, version: str) -> None:
         """Lay out what all containers share."""
+        self._version = version
         self._containers.mkdir(parents=True, exist_ok=True)
         if self.way != "nvidia-runtime":
             self._driver_folder.mkdir(parents=True, exist_ok=True)
@@ -112,6 +114,9 @@ class Injector:
 
     def prepare(self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]) -> None:
         """Write the container's folder as it should be; and its CDI file, if one was promised, whatever the way now."""
+        if self.way != "nvidia-runtime" and not (self._driver_folder / CURRENT).is_symlink():
+            # Never laid out, as without a driver; or somebody emptied the folder.
+            self.start(self._version)
         folder = self._containers / allocation.token
         folder.mkdir(parents=True, exist_ok=True)
         # Whoever the container runs as, and whatever this process makes by default.
@@ -121,6 +126,15 @@ class Injector:
             self._cdi.mkdir(parents=True, exist_ok=True)
             nodes = self._driver.nodes_of(self._cards(slices))
             put(self._cdi_file(allocation.token), msgspec.json.encode(self._spec(allocation.token, slices, nodes)))
+
+    def is_outdated(self, answer: api.ContainerAllocateResponse, slices: Sequence[Slice]) -> bool:
+        """Tell whether an answer names other device nodes than its cards have now: a boot may number them anew."""
+        if answer.cdi_devices:  # its file is written anew
+            return False
+        of_cards = {node_of(card) for card in self._fleet.cards()}
+        return {each.container_path for each in answer.devices} & of_cards != {
+            node_of(card) for card in self._cards(slices)
+        }
 
     def forget(self, tokens: Collection[str]) -> None:
         """Remove folders and files of containers that are gone."""
@@ -162,7 +176,7 @@ class Injector:
         return {
             self._names.core: str(sum(given.cores for given in slices)),
             self._names.memory: str(memory),
-            f"{self._names.domain}/vcuda-device": ",".join(f"/dev/nvidia{card.minor}" for card in cards),
+            f"{self._names.domain}/vcuda-device": ",".join(map(node_of, cards)),
         }
 
     def _limits(self, pod: BoundPod, container: str, slices: Sequence[Slice]) -> ContainerFile:
@@ -196,6 +210,11 @@ class Injector:
             ],
         }
         return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": token, "containerEdits": edits}]}
+
+
+def node_of(card: Card) -> str:
+    """Name a card's device node as containers see it."""
+    return f"/dev/nvidia{card.minor}"
 
 
 def put(path: Path, content: bytes) -> None:

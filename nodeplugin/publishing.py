@@ -5,6 +5,7 @@ And what it hears from there: which cards take nothing new, and whether another 
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -156,20 +157,24 @@ class Publisher:
         return True
 
     def _write_placements(self) -> bool:
-        """Have pods say where they are that the node placed itself, until they do."""
-        for hold in self._deviating():
-            if hold.uid in self._given_up:
-                continue
-            text = encode_placement(hold.placed)
-            changes = {"metadata": {"uid": hold.uid, "annotations": {self._names.placement: text}}}
-            try:
-                self._cluster.patch(PODS, hold.name, hold.namespace, changes)
-            except (NotFound, Refused) as gone:
-                # Another pod of this name, or none: the node's own book is what counts.
-                if isinstance(gone, NotFound) or "metadata.uid" in str(gone):
-                    self._given_up.add(hold.uid)
-                    continue
+        """Have pods say where they are that the node placed itself, until they do; false if one has to wait."""
+        deviating = self._deviating()
+        self._given_up &= {hold.uid for hold in deviating}
+        # One that fails does not hold up the others.
+        done = [self._tried(partial(self._write_placement, hold)) for hold in deviating]
+        return all(done)
+
+    def _write_placement(self, hold: Hold) -> bool:
+        if hold.uid in self._given_up:
+            return True
+        changes = {"metadata": {"uid": hold.uid, "annotations": {self._names.placement: encode_placement(hold.placed)}}}
+        try:
+            self._cluster.patch(PODS, hold.name, hold.namespace, changes)
+        except (NotFound, Refused) as gone:
+            # Another pod of this name, or none: the node's own book is what counts.
+            if not (isinstance(gone, NotFound) or "metadata.uid" in str(gone)):
                 raise
+            self._given_up.add(hold.uid)
         return True
 
     def _reference(self, node: Node) -> ObjectReference:

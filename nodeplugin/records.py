@@ -102,6 +102,7 @@ def write_book(path: Path, book: Book) -> None:
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
     """Write a file so that readers see the old one or the new one, and a power cut leaves one of them."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.new")
     scratch.unlink(missing_ok=True)
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

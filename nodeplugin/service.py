@@ -298,8 +298,8 @@ class Service:
 
     def not_ready(self) -> list[str]:
         """Say what is missing for serving pods."""
-        amiss = [] if self.registrar.registered else ["the kubelet does not listen yet"]
-        return [*amiss, self._driver_error] if self._driver_error else amiss
+        unheard = "" if self.registrar.registered else "the kubelet does not listen yet"
+        return [why for why in (unheard, self._driver_error, self.book.failure) if why]
 
 
 def deviating(holds: Mapping[str, Hold], known: Known) -> list[Hold]:

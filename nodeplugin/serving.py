@@ -251,6 +251,7 @@ class Registrar:
     def _begin(self, why: str) -> None:
         began = time.monotonic()
         self._drop()
+        self._allocator.begin_anew()
         identity = self._kubelet.identity()
         for resource, name in self._names.items():
             server = Server(Plugin(resource, self._allocator, self._observe), self._kubelet.plugins)

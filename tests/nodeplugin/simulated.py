@@ -141,6 +141,9 @@ class SimulatedKubelet:
             if (uid, name) != self._unwritten
         ]
 
+    def written(self, uid: str) -> set[str] | None:
+        return {each.container for each in self.kept() if each.uid == uid}
+
     def _holdings(self, each: Pod) -> list[Holding]:
         sidecars = [one for one in each.spec.init_containers or () if one.restart_policy == "Always"]
         return [
@@ -253,6 +256,9 @@ class Notes:
 
     def prepare(self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]) -> None:
         self.prepared[allocation.token] = (pod.uid, container, tuple(slices))
+
+    def is_outdated(self, answer: api.ContainerAllocateResponse, slices: Sequence[Slice]) -> bool:
+        return answer.envs.get("CARDS", "") != ",".join(each.uuid for each in slices)
 
     def forget(self, tokens: Collection[str]) -> None:
         self.forgotten |= set(tokens)

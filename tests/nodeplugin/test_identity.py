@@ -49,10 +49,10 @@ def whose(
     *pods: BoundPod,
     before: First | None = None,
     allocated: Mapping[str, Collection[str]] | None = None,
-    again: bool = False,
+    written: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[list[Target], list[str]]:
     """Those who would get everything now, and the names of those whose first call it would be."""
-    verdict = judged(made, before, Listed(NAMES, holdings), by_uid(pods), allocated or {}, again=again)
+    verdict = judged(made, before, Listed(NAMES, holdings), by_uid(pods), allocated or {}, written=(written or {}).get)
     return list(verdict.lasts), [each.pod.metadata.name for each in verdict.firsts]
 
 
@@ -140,8 +140,7 @@ def test_one_that_has_this_resource_already_does_not_wait_for_it() -> None:
 def test_a_kubelet_that_lost_its_memory_asks_again() -> None:
     """For containers that have theirs in the book; only if nobody else is meant."""
     has = {ONE.uid: {"a"}}
-    assert whose(call(CORE, 50), [holding(ONE)], ONE, allocated=has) == ([], [])
-    assert whose(call(CORE, 50), [holding(ONE)], ONE, allocated=has, again=True) == ([], ["one"])
+    assert whose(call(CORE, 50), [holding(ONE)], ONE, allocated=has) == ([], ["one"])
 
 
 def test_a_pod_of_which_nothing_but_its_name_is_known() -> None:
