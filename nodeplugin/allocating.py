@@ -31,8 +31,9 @@ from vcuda.request import Role
 
 # How many pods the kubelet is asked about, one by one; it answers 10 at once.
 MOST_ASKED = 8
-# How long an allocation waits for processes that are about to end, and how often it looks.
-DYING_S, DYING_POLL_S = 10.0, 0.05
+# How long an allocation waits for processes that are about to end, if there is no room, or none where the pod was
+# placed; and how often it looks.
+DYING_S, OBEY_S, DYING_POLL_S = 10.0, 2.0, 0.05
 
 
 class Refused(Exception):  # noqa: N818 - not a fault of the program
@@ -275,41 +276,49 @@ class Allocator:
         return answer
 
     def _held_with(self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]]) -> Hold:
-        """Place a pod, once, and note what a container of it gets; where there seems to be no room, look again at who
-        has ended.
-        """  # noqa: D205
+        """Place a pod, once, and note what a container of it gets.
+
+        Where there seems to be no room, or not where it was placed, look again at who has ended: only then deviate.
+        """
         try:
-            return self._noted(pod, container, ids, self._pods.known())
+            return self._noted(pod, container, ids, self._pods.known(), obey=True)
         except NoRoom:
             pass
         fresh = self._pods.asked()
-        deadline = self._clock() + DYING_S
+        began = self._clock()
         while True:
             dying = self._book.collect(fresh)
+            waited_s = self._clock() - began
             try:
-                return self._noted(pod, container, ids, fresh or self._pods.known())
+                return self._noted(
+                    pod, container, ids, fresh or self._pods.known(), obey=bool(dying) and waited_s < OBEY_S
+                )
             except NoRoom as full:
                 wrong = str(full)
             # A pod that was deleted without grace is gone before its processes are; they will be in a moment.
-            if not dying or self._clock() > deadline:
+            if not dying or waited_s > DYING_S:
                 raise Refused(f"{pod.title}: {wrong}")
             time.sleep(DYING_POLL_S)
 
-    def _noted(self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]], known: Known) -> Hold:
+    def _noted(
+        self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]], known: Known, *, obey: bool
+    ) -> Hold:
         """Decide and write down in one go: between the two nobody else may be given the same."""
         with self._book.lock:
-            hold = self._book.holds().get(pod.uid) or self._decided(pod, known)
+            hold = self._book.holds().get(pod.uid) or self._decided(pod, known, obey=obey)
             before = hold.containers.get(container)
             allocation = Allocation(before.token if before else secrets.token_hex(8), ids, self._injection.way)
             hold = replace(hold, containers=hold.containers | {container: allocation})
             self._book.put(hold)
             return hold
 
-    def _decided(self, pod: BoundPod, known: Known) -> Hold:
+    def _decided(self, pod: BoundPod, known: Known, *, obey: bool) -> Hold:
         unit_mib = self._spoken.unit_mib
         rooms = self._book.rooms()
         placed, chosen_here = pod.placed, False
         wrong = "" if placed is None else why_not(pod.request, placed, rooms, unit_mib=unit_mib, wishes=pod.wishes)
+        if wrong and obey:
+            raise NoRoom(wrong)
         if placed is None or wrong:
             if wrong:
                 self._log.warning("placement_impossible", pod=pod.title, uid=pod.uid, cause=wrong)

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from cluster.errors import ApiError, NotFound, Refused
+from cluster.errors import ApiError, Conflict, NotFound, Refused
 from cluster.events import WARNING, Recorder
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
@@ -170,9 +170,9 @@ class Publisher:
         changes = {"metadata": {"uid": hold.uid, "annotations": {self._names.placement: encode_placement(hold.placed)}}}
         try:
             self._cluster.patch(PODS, hold.name, hold.namespace, changes)
-        except (NotFound, Refused) as gone:
+        except (NotFound, Refused, Conflict) as gone:
             # Another pod of this name, or none: the node's own book is what counts.
-            if not (isinstance(gone, NotFound) or "metadata.uid" in str(gone)):
+            if not (isinstance(gone, NotFound) or "uid" in str(gone).lower()):
                 raise
             self._given_up.add(hold.uid)
         return True

@@ -264,13 +264,19 @@ class GpuNode:
 
     def plugin_pid(self) -> int:
         """Give the plugin's process id, as this machine sees it."""
-        inside = self.cluster.running()[NODE_PLUGIN]
+        return self.host_pid(NODE_PLUGIN, "nodeplugin")
+
+    def host_pid(self, program: str, called: str = "") -> int:
+        """Give the process id of a program of the node, as this machine sees it."""
+        inside = self.cluster.running()[program]
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
                 found = NS_PID.search((entry / "status").read_text()) if entry.name.isdecimal() else None
-                if found and int(found[2]) == inside and "nodeplugin" in (entry / "cmdline").read_text():
+                if not found or int(found[2]) != inside or (called or program) not in (entry / "cmdline").read_text():
+                    continue
+                if f"{layout.MARK}={self.cluster.layout.ident}".encode() in (entry / "environ").read_bytes():
                     return int(found[1])
-        raise AssertionError("the plugin does not run")
+        raise AssertionError(f"{program} does not run")
 
 
 # Containers die with their shims' children; what they had mounted goes with the folders.

@@ -1,7 +1,11 @@
 """What goes wrong on a node, and what the plugin makes of it."""
 
+import os
 import random
+import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,3 +173,68 @@ def test_a_plugin_killed_again_and_again_swaps_nobody(node: GpuNode) -> None:
         assert (seen.limits.pod, seen.limits.memory_mib) == (name, (1 + number) * MIB)
     uids = {pod.metadata.uid for pod in node.api.list(PODS, "default").items}
     wait_until("the book to hold these pods alone", lambda: set(node.book()) == uids)
+
+
+def test_a_kubelet_killed_before_it_wrote_the_answer_down(node: GpuNode) -> None:
+    """It asks for both containers again, of which the book has one already; each gets its own, and nothing is empty."""
+    kubelet, book = node.host_pid("kubelet"), Path(f"/proc/{node.plugin_pid()}/root/var/lib/quotient/allocations.json")
+    pod = node.create("twins", container("c0", 20, 4), container("c1", 20, 4))
+    before = book.stat().st_ino if book.exists() else 0
+    node.bind(pod, placement(c0=[(uuid(2), 20, 4 * MIB)], c1=[(uuid(1), 20, 4 * MIB)]))
+    deadline = time.monotonic() + 30
+    while not book.exists() or book.stat().st_ino == before:
+        assert time.monotonic() < deadline, "the kubelet never asked"
+    os.kill(kubelet, signal.SIGKILL)
+    wait_until("the kubelet to be gone", lambda: "kubelet" not in node.cluster.running())
+    node.cluster.run("kubelet")
+    node.wait_whole()
+    node.wait_phase("twins", "Running")
+    for name, card in (("c0", 2), ("c1", 1)):
+        seen = node.seen("twins", name)
+        assert seen.visible == uuid(card)
+        assert seen.devices.keys() - CONTROL == {f"/dev/nvidia{3 - card}"}
+        assert seen.limits is not None
+        assert seen.limits.container == name
+
+
+def test_a_folder_that_was_deleted_is_made_again(node: GpuNode) -> None:
+    """Somebody cleaned up too much: while the plugin runs; and while it does not, and a runtime made some of it."""
+    node.run("first", container("c0", 20, 4))
+    node.cluster.enter("rm", "-rf", "/var/lib/quotient")
+    node.run("second", container("c0", 20, 4))
+    assert node.seen("second").files
+    node.cluster.kill(NODE_PLUGIN)
+    node.cluster.enter("rm", "-rf", "/var/lib/quotient")
+    node.cluster.enter("mkdir", "-p", "/var/lib/quotient/driver/current/lib64", "/var/lib/quotient/driver/current/bin")
+    node.cluster.run(NODE_PLUGIN)
+    node.wait_whole()
+    for name in ("first", "second"):
+        node.kill_container(name)
+        seen = node.seen(name)
+        assert seen.files
+        assert seen.limits is not None
+        assert seen.limits.pod == name
+    assert len(node.book()) == 2
+
+
+@pytest.mark.long
+def test_cards_that_a_boot_numbers_anew_are_nobody_elses(node: GpuNode) -> None:
+    """What the kubelet remembers names the other's device node: such a container does not start."""
+    for name, card in (("mine", 1), ("other", 2)):
+        node.run(name, container("c0", 100, 160), placed=placement(c0=[(uuid(card), 100, 160 * MIB)]))
+    assert node.seen("mine").devices.keys() - CONTROL == {"/dev/nvidia2"}
+
+    def swap(said: dict[str, Any]) -> None:
+        one, two = said["cards"][1], said["cards"][2]
+        one["minor"], two["minor"] = two["minor"], one["minor"]
+
+    node.driver.change(swap)
+    node.reboot()
+    wait_until("it to be said", lambda: "another device node" in node.cluster.kubectl("describe", "pod", "mine"))
+    assert not node.container_id("mine")
+    node.delete("mine", "other")
+    node.run("again", container("c0", 100, 160), placed=placement(c0=[(uuid(1), 100, 160 * MIB)]))
+    assert node.seen("again").devices.keys() - CONTROL == {"/dev/nvidia1"}
+    node.delete("again")
+    node.driver.describe()
+    node.reboot()

@@ -221,6 +221,14 @@ class SimulatedKubelet:
             if found := self.devices.get((uid, name, resource)):
                 self.allocator.prestart(kind, sorted(found[0]))
 
+    def die_unwritten(self, each: Pod, one: Any) -> None:
+        """Die when a container's last answer has come, and before it is written down; then begin anew."""
+        self.active[each.metadata.uid] = each
+        self._allocate(each, one, {})
+        self.devices, self.in_use, self.active = {}, {}, {}
+        if self.allocator is not None:
+            self.allocator.begin_anew()
+
     def forget(self, uid: str) -> None:
         """Let go of a pod."""
         self.active.pop(uid, None)

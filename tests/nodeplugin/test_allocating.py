@@ -1,5 +1,6 @@
 """Who gets what: the allocator against a kubelet that calls, lists and forgets as the real one does."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.records import BOOK
 from tests.nodeplugin.simulated import A100_MIB, NAMES, Machine, Refusal, asking, card, pod
 from vcuda.placement import Slice
+from vcuda.request import walk
 
 MIB = 256
 
@@ -406,4 +408,87 @@ def test_what_the_node_chose_is_written_again_after_a_restart(machine: Machine) 
     assert machine.deviating() == ["free"]
     placed = machine.book.holds()["uid-free"].placed
     machine.view.put(pod("free", asking("c0", 50, 1), placed=placed))
+    assert machine.deviating() == []
+
+
+@pytest.mark.parametrize("lost", ["container", "init container"])
+def test_an_answer_that_the_kubelet_lost_is_asked_for_again(tmp_path: Path, lost: str) -> None:
+    """It died before it wrote the answer down; the next container asks for as much, and is not meant."""
+    for seed in range(8):
+        machine = Machine(tmp_path / str(seed), seed=seed)
+        inits = [asking("a", 20, 4)] if lost == "init container" else []
+        containers = [asking("b", 20, 4)] if inits else [asking("a", 20, 4), asking("b", 20, 4)]
+        placed = {"a": on(2, 20, 4), "b": on(2, 20, 4)}
+        made = pod("twins", *containers, inits=inits, placed=placed)
+        machine.view.put(made)
+        machine.kubelet.die_unwritten(made, next(each for _, _, each in walk(made.spec)))
+        machine.kubelet.admit(made)
+        for name in ("a", "b"):
+            machine.kubelet.start("uid-twins", name)
+            assert machine.cards("uid-twins", name) == ["GPU-2"]
+
+
+def test_a_container_that_holds_an_empty_answer_does_not_start(machine: Machine) -> None:
+    """Whatever the book says: it would run without a GPU and without limits."""
+    machine.admit(share("one", 1))
+    for key, (ids, _) in list(machine.kubelet.devices.items()):
+        machine.kubelet.devices[key] = ids, api.ContainerAllocateResponse()
+    with pytest.raises(Refused, match=r"default/one container c0: the kubelet holds an empty answer for it; delete"):
+        machine.kubelet.start("uid-one", "c0")
+
+
+def test_a_container_whose_card_has_another_node_does_not_start(machine: Machine) -> None:
+    """After a boot the kubelet gives a container what it was answered before."""
+    machine.admit(share("one", 1))
+    for key, (ids, answer) in list(machine.kubelet.devices.items()):
+        if answer.envs:
+            answer.envs["CARDS"] = "GPU-3"
+            machine.kubelet.devices[key] = ids, answer
+    with pytest.raises(Refused, match="its GPU has another device node since the last boot; delete the pod"):
+        machine.kubelet.start("uid-one", "c0")
+
+
+def test_two_calls_may_be_far_apart(machine: Machine) -> None:
+    """The plugin was held up between them: nobody else can have asked meanwhile."""
+
+    def wait() -> None:
+        machine.now += 3600
+
+    machine.kubelet.between = wait
+    machine.admit(pod("slow", asking("c", 20, 4), inits=[asking("i", 20, 4)]))
+    assert machine.cards("uid-slow", "i") == machine.cards("uid-slow", "c") == ["GPU-0"]
+
+
+def test_a_sick_card_keeps_a_container_from_starting_whose_ids_were_an_init_containers(machine: Machine) -> None:
+    """The ids alone do not tell which of the two is meant; neither may start."""
+    machine.admit(
+        pod("one", asking("c", 20, 4), inits=[asking("i", 20, 4)], placed={"i": on(1, 20, 4), "c": on(1, 20, 4)})
+    )
+    machine.fleet.fault("GPU-1", "XID 79")
+    with pytest.raises(Refused, match=r"its GPU GPU-1 cannot be used: XID 79"):
+        machine.kubelet.start("uid-one", "c")
+
+
+def test_a_book_whose_folder_was_deleted_is_written_all_the_same(machine: Machine, tmp_path: Path) -> None:
+    """And what keeps it from being written is said until it is written."""
+    shutil.rmtree(tmp_path)
+    machine.admit(share("one", 0))
+    assert (tmp_path / BOOK).exists()
+    shutil.rmtree(tmp_path)
+    tmp_path.write_text("not a folder")
+    with pytest.raises(Refusal, match="cannot be written"):
+        machine.admit(share("two", 0))
+    assert "cannot be written" in machine.book.failure
+    tmp_path.unlink()
+    machine.admit(share("three", 0))
+    assert machine.book.failure == ""
+
+
+def test_a_placement_is_obeyed_once_it_is_known_who_has_ended(machine: Machine) -> None:
+    """The scheduler heard of the end before us."""
+    machine.admit(share("before", 1, cores=100, units=160))
+    machine.view.remove("uid-before", seen=False)
+    machine.kubelet.forget("uid-before")
+    machine.admit(share("after", 1, cores=100, units=160))
+    assert machine.cards("uid-after") == ["GPU-1"]
     assert machine.deviating() == []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from msgspec.structs import replace
 
 from nodeplugin.cards import Fleet
 from nodeplugin.drivers import DeviceNode, HostDriver
@@ -646,3 +647,30 @@ def test_a_card_that_is_gone_is_left_out(made: Made) -> None:
     assert "/dev/nvidia7" not in [each.container_path for each in answer.devices]
     assert ground.limits()["cards"] == []
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
+
+
+@needs_root
+@pytest.mark.parametrize("way", ["native", "nvidia-runtime", "cdi"])
+def test_an_answer_is_outdated_once_its_card_has_another_number(made: Made, way: Way) -> None:
+    """Numbers are given at each boot; a CDI file is written anew, an answer is not."""
+    ground = made(way)
+    answer = ground.injector.answer(POD, "a", ground.got(), HALF)
+    assert not ground.injector.is_outdated(answer, HALF)
+    first, second = ground.fleet.cards()
+    ground.fleet.found([replace(first, minor=second.minor), replace(second, minor=first.minor)])
+    assert ground.injector.is_outdated(answer, HALF) == (way != "cdi")
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["emptied", "made by a runtime"])
+def test_a_folder_that_was_emptied_is_filled_again(made: Made, how: str) -> None:
+    """Runtimes make what they are to mount and do not find, as empty folders."""
+    ground = made("native")
+    shutil.rmtree(ground.folder)
+    if how == "made by a runtime":
+        for part in ("bin", "lib64"):
+            (ground.folder / "driver/current" / part).mkdir(parents=True)
+    answer = ground.injector.answer(POD, "a", ground.got(), HALF)
+    assert {each.container_path for each in answer.mounts} == MOUNTED.keys()
+    assert (ground.folder / "driver/current/lib64/libcuda.so.1").exists()
+    ground.injector.start(VERSION)
