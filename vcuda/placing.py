@@ -102,6 +102,15 @@ class Board:
                 return f"{max(0, room.memory_mib - mib)} MiB free"
         return ""
 
+    def size(self, container: ContainerRequest) -> tuple[float, float]:
+        """Say how large a container is: the larger of its parts of a card's cores and memory, and both together."""
+        share = container.share
+        cores = memory = share.cores / WHOLE
+        card_mib = max((room.gpu.memory_mib for room in self.rooms.values()), default=0)
+        if card_mib and not share.cards:
+            memory = memory_mib(share, card_mib, self.unit_mib) / card_mib
+        return max(cores, memory), cores + memory
+
     def least_mib(self, container: ContainerRequest) -> int:
         """Say how much memory the whole cards of a container must have together."""
         share = container.share
@@ -179,7 +188,7 @@ def place(
         if board.is_too_small(request):
             continue
         # The largest first: they find the fewest cards. Among equals, in the pod's own order.
-        order = sorted(request.containers, key=lambda each: -each.share.cores)
+        order = sorted(request.containers, key=board.size, reverse=True)
         placed = Search(board, policy).run(order)
         if placed is not None:
             return {each.name: board.slices(each, placed[each.name]) for each in request.containers}
