@@ -58,11 +58,6 @@ class Verdict(Struct, frozen=True):
     firsts: tuple[Target, ...] = ()
 
     @property
-    def is_empty(self) -> bool:
-        """Whether it is nobody's."""
-        return not (self.lasts or self.firsts)
-
-    @property
     def is_clear(self) -> bool:
         """Whether there is just one answer: one container gets everything now, or it is a first call in any case."""
         return len(self.lasts) == 1 if not self.firsts else not self.lasts
@@ -83,6 +78,11 @@ class Listed:
     def shows(self, pod: BoundPod, container: str) -> bool:
         """Tell whether it would be seen what a container holds."""
         return (pod.metadata.namespace, pod.metadata.name, container) in self._held
+
+    def has_all(self, pod: BoundPod, container: str) -> bool:
+        """Tell whether a container holds something of every resource that it asks for."""
+        held = self._held.get((pod.metadata.namespace, pod.metadata.name, container))
+        return held is not None and all(held.has(each.name_in(self._names)) for each in pod.counts[container])
 
     def ids(self, pod: BoundPod, container: str, resource: Resource) -> frozenset[str]:
         """Give the ids that a container holds."""
@@ -131,14 +131,19 @@ def in_order(pod: BoundPod) -> list[str]:
 
 
 def turn(pod: BoundPod, listed: Listed, booked: Collection[str], written: Written) -> list[str]:
-    """Name the container whose turn it is: the first that has nothing yet."""
-    return [name for name in in_order(pod) if name not in booked or is_asked_again(pod, name, listed, written)][:1]
+    """Name the container whose turn it is: the first that has nothing yet. Before one that the kubelet has it has all."""
+    left: list[str] = []
+    for name in reversed(in_order(pod)):
+        if name in booked and listed.has_all(pod, name):
+            break
+        left.insert(0, name)
+    return [name for name in left if name not in booked or is_asked_again(pod, name, listed, written)][:1]
 
 
 def is_asked_again(pod: BoundPod, container: str, listed: Listed, written: Written) -> bool:
     """Tell whether the kubelet has not what a container was given: it ended before it wrote that down, or lost it."""
     if listed.shows(pod, container):
-        return not all(listed.ids(pod, container, resource) for resource in pod.counts[container])
+        return not listed.has_all(pod, container)
     if pod.role_of(container) is not Role.INIT:
         return False
     there = written(pod.uid)

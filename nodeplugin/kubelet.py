@@ -47,6 +47,10 @@ class Holding(Struct, frozen=True):
     container: str
     devices: Iterable[resources.ContainerDevices]
 
+    def has(self, resource: str) -> bool:
+        """Tell whether it holds anything of a resource."""
+        return any(part.resource_name == resource and part.device_ids for part in self.devices)
+
     def ids(self, resource: str) -> frozenset[str]:
         """Give the ids that it holds of a resource; they may come in several parts."""
         return frozenset(each for part in self.devices if part.resource_name == resource for each in part.device_ids)
