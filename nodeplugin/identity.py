@@ -131,7 +131,7 @@ def in_order(pod: BoundPod) -> list[str]:
 
 
 def turn(pod: BoundPod, listed: Listed, booked: Collection[str], written: Written) -> list[str]:
-    """Name the container whose turn it is: the first that has nothing yet. Before one that the kubelet has it has all."""
+    """Name the container whose turn it is: the first that has nothing yet; what the kubelet has, it has in order."""
     left: list[str] = []
     for name in reversed(in_order(pod)):
         if name in booked and listed.has_all(pod, name):
