@@ -240,7 +240,7 @@ class Allocator:
         if not any(each.role is Role.INIT for each in target.pod.request.containers):
             return
         # The kubelet writes a container down when it is done with it.
-        done = {each.container for each in self._kubelet.kept() if each.uid == target.pod.uid}
+        done = self._kubelet.written(target.pod.uid) or set()
         if left_out := done.difference(self._book.containers_of(target.pod.uid)):
             raise Refused(f"{target.pod.title}: {', '.join(sorted(left_out))} was given nothing; make the pod again")
 

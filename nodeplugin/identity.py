@@ -77,17 +77,20 @@ class Listed:
 
     def shows(self, pod: BoundPod, container: str) -> bool:
         """Tell whether it would be seen what a container holds."""
-        return (pod.metadata.namespace, pod.metadata.name, container) in self._held
+        return self._of(pod, container) is not None
 
     def has_all(self, pod: BoundPod, container: str) -> bool:
         """Tell whether a container holds something of every resource that it asks for."""
-        held = self._held.get((pod.metadata.namespace, pod.metadata.name, container))
+        held = self._of(pod, container)
         return held is not None and all(held.has(each.name_in(self._names)) for each in pod.counts[container])
 
     def ids(self, pod: BoundPod, container: str, resource: Resource) -> frozenset[str]:
         """Give the ids that a container holds."""
-        held = self._held.get((pod.metadata.namespace, pod.metadata.name, container))
+        held = self._of(pod, container)
         return held.ids(resource.name_in(self._names)) if held else frozenset()
+
+    def _of(self, pod: BoundPod, container: str) -> Holding | None:
+        return self._held.get((pod.metadata.namespace, pod.metadata.name, container))
 
 
 Written = Callable[[str], Collection[str] | None]

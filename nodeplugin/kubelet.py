@@ -153,16 +153,13 @@ class Kubelet:
         return [kept_of(entry) for entry in self._entries() or ()]
 
     def written(self, uid: str) -> set[str] | None:
-        """Name the containers of a pod that the kubelet wrote down; None if that cannot be read."""
+        """Name the containers of a pod that the kubelet wrote down; None if that is not there or cannot be read."""
         entries = self._entries()
         return None if entries is None else {entry.container for entry in entries if entry.uid == uid}
 
     def _entries(self) -> list[Entry] | None:
-        """Read the kubelet's file; before it has written any, there is nothing in it."""
         try:
             found = decoder_for(Checkpoint).decode((self.plugins / CHECKPOINT).read_bytes())
-        except FileNotFoundError:
-            return []
         except (OSError, msgspec.MsgspecError, UnicodeError):
             return None
         return found.data.entries or []
