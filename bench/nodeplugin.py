@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeplugin.cards import Card
-from nodeplugin.serving import listing
+from nodeplugin.device_plugin import listing
 from tests.cluster.layout import NODE_PLUGIN, PATIENT
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid

@@ -27,12 +27,12 @@ from typing import Any, Self
 from cluster.api import ApiCluster, connect
 from cluster.informer import Informer
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap
-from ledger.books import LEDGERS, namespace_of
+from ledger.ledger_store import LEDGER_SELECTOR, ledger_namespace
 from tests.cluster.objects import new_namespace
 from tests.cluster.quotient import run_beside
 from tests.cluster.real import RealCluster
 from tests.running import RunningController
-from vcuda.ledger import Key, packed
+from vcuda.ledger import PodKey, pack_uid
 from vcuda.names import LEDGER_KEY, Names
 
 HERE = Path(__file__).parent
@@ -138,10 +138,10 @@ class Freed:
     """Watches ledgers, and says how long it took until what a pod held was free."""
 
     def __init__(self, cluster: ApiCluster, system_namespace: str) -> None:
-        self._held: dict[Key, tuple[str, float]] = {}
+        self._held: dict[PodKey, tuple[str, float]] = {}
         self._lock = threading.Lock()
         self.taken: list[float] = []
-        self._informer = Informer(cluster, CONFIG_MAPS, system_namespace, LEDGERS)
+        self._informer = Informer(cluster, CONFIG_MAPS, system_namespace, LEDGER_SELECTOR)
         self._informer.on_change(self._changed)
 
     def __enter__(self) -> Self:
@@ -155,7 +155,7 @@ class Freed:
     def expect(self, namespace: str, uid: str) -> None:
         """Wait for a pod that was just deleted."""
         with self._lock:
-            self._held[packed(uid)] = namespace, time.monotonic()
+            self._held[pack_uid(uid)] = namespace, time.monotonic()
 
     @property
     def waiting(self) -> int:
@@ -165,7 +165,7 @@ class Freed:
     def _changed(self, _: ConfigMap | None, after: ConfigMap | None) -> None:
         if after is None:
             return
-        namespace, text = namespace_of(after), after.data.get(LEDGER_KEY, "")
+        namespace, text = ledger_namespace(after), after.data.get(LEDGER_KEY, "")
         with self._lock:
             gone = [key for key, (where, _) in self._held.items() if where == namespace and key not in text]
             for key in gone:

@@ -24,18 +24,18 @@ from typing import Any
 import jsonpatch
 
 from bench.reviews import large, review, small
-from ledger.committing import Drawer
+from ledger.committing import InMemoryLedgers
 from tests.cluster import debian
 from tests.cluster.binaries import cache_dir, go_program, locked
 from tests.running import HOST, free_port
 from tests.webhook.load import request
 from tests.webhook.running import Authority, RunningWebhook
-from vcuda.language import language
+from vcuda.scheme import build_scheme
 from webhook.admission import Admission
-from webhook.answering import Responder
+from webhook.admission_config import AdmissionConfig
 from webhook.metrics import Metrics
-from webhook.policies import FixedPolicies
-from webhook.rules import Rules
+from webhook.quota_sources import FixedQuotaSource
+from webhook.responding import Responder
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "webhook.json"
@@ -101,8 +101,8 @@ def pinned(core: str) -> tuple[str, ...]:
 
 def responder() -> Responder:
     """Put the decision together without a server."""
-    admission = Admission(Rules(language=language()), FixedPolicies())
-    return Responder(admission, lambda *_: None, Drawer(), Metrics(), 8.0)
+    admission = Admission(AdmissionConfig(scheme=build_scheme()), FixedQuotaSource())
+    return Responder(admission, lambda *_: None, InMemoryLedgers(), Metrics(), 8.0)
 
 
 def bodies() -> dict[str, dict[str, bytes]]:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from certs.pairs import KeyPair, certificates_in, names_of
+from certs.key_pairs import KeyPair, certificates_in, names_of
 
 AUTHORITY_LIFE = timedelta(days=365)
 LEAF_LIFE = timedelta(days=30)
@@ -41,16 +41,16 @@ def new_authority(now: datetime, life: timedelta = AUTHORITY_LIFE) -> KeyPair:
     """Make a CA, under a name that no other has: old and new stand side by side in a bundle."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
-    subject = named(f"Quotient CA {now:%Y-%m-%d} {serial % 2**32:08x}")
+    subject = subject_name(f"Quotient CA {now:%Y-%m-%d} {serial % 2**32:08x}")
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     made = (
-        started(subject, subject, key.public_key(), serial, now, now + life)
+        certificate_builder(subject, subject, key.public_key(), serial, now, now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage(**SIGNING), critical=True)
+        .add_extension(key_usage(**SIGNING), critical=True)
         .add_extension(own, critical=False)
         .sign(key, hashes.SHA256())
     )
-    return written(made, key)
+    return encode_pair(made, key)
 
 
 def issue(authority: KeyPair, names: Sequence[str], now: datetime, life: timedelta = LEAF_LIFE) -> KeyPair:
@@ -63,19 +63,21 @@ def issue(authority: KeyPair, names: Sequence[str], now: datetime, life: timedel
     until = min(now + life, parent.not_valid_after_utc)
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     made = (
-        started(named(names[0]), parent.subject, key.public_key(), x509.random_serial_number(), now, until)
-        .add_extension(x509.SubjectAlternativeName([general(name) for name in names]), critical=False)
+        certificate_builder(
+            subject_name(names[0]), parent.subject, key.public_key(), x509.random_serial_number(), now, until
+        )
+        .add_extension(x509.SubjectAlternativeName([general_name(name) for name in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage(**SERVING), critical=True)
+        .add_extension(key_usage(**SERVING), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(own, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    return written(made, key)
+    return encode_pair(made, key)
 
 
-def started(  # noqa: PLR0917 - the fields of a certificate, in their order
+def certificate_builder(  # noqa: PLR0917 - the fields of a certificate, in their order
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, serial: int, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
     """Begin a certificate with what each has."""
@@ -90,7 +92,7 @@ def started(  # noqa: PLR0917 - the fields of a certificate, in their order
     )
 
 
-def named(common: str) -> x509.Name:
+def subject_name(common: str) -> x509.Name:
     """Write a subject; a common name longer than 64 characters is not allowed, and the names stand elsewhere anyway."""
     return x509.Name(
         [
@@ -100,12 +102,12 @@ def named(common: str) -> x509.Name:
     )
 
 
-def usage(**allowed: bool) -> x509.KeyUsage:
+def key_usage(**allowed: bool) -> x509.KeyUsage:
     """Write what a key may be used for."""
     return x509.KeyUsage(**{each: allowed.get(each, False) for each in USAGES})
 
 
-def general(name: str) -> x509.GeneralName:
+def general_name(name: str) -> x509.GeneralName:
     """Write a name or an address as a certificate holds it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
@@ -113,7 +115,7 @@ def general(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def written(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+def encode_pair(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
     """Write both as PEM."""
     return KeyPair(
         made.public_bytes(Encoding.PEM),

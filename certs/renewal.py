@@ -8,7 +8,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from certs.authority import BACKDATED
-from certs.pairs import CertificateError, KeyPair, certificates_in, covers, moment, pair_of
+from certs.key_pairs import CertificateError, KeyPair, certificates_in, covers, format_time, pair_of
 
 # A certificate is renewed when so much of its life is over.
 RENEW_AT = 2 / 3
@@ -29,7 +29,7 @@ def needs_renewal(
     leaf = certificates_in(certificate, "")[0]
     if authority and not is_signed_by(leaf, authority):
         return True, "it is not signed by the present CA"
-    return due(leaf, now)
+    return due_for_renewal(leaf, now)
 
 
 def authority_needs_renewal(certificate: bytes, key: bytes, *, now: datetime) -> tuple[bool, str]:
@@ -37,7 +37,7 @@ def authority_needs_renewal(certificate: bytes, key: bytes, *, now: datetime) ->
     unusable = why_unusable(certificate, key, now=now)
     if unusable:
         return True, unusable
-    return due(certificates_in(certificate, "")[0], now)
+    return due_for_renewal(certificates_in(certificate, "")[0], now)
 
 
 def why_unusable(certificate: bytes, key: bytes, *, now: datetime, names: Sequence[str] = ()) -> str:
@@ -65,13 +65,13 @@ def why_no_authority(pair: KeyPair) -> str:
     return "" if isinstance(certificate.public_key(), ec.EllipticCurvePublicKey) else "its key is no ECDSA key"
 
 
-def due(certificate: x509.Certificate, now: datetime) -> tuple[bool, str]:
+def due_for_renewal(certificate: x509.Certificate, now: datetime) -> tuple[bool, str]:
     """Tell whether enough of a certificate's life is over."""
     began, ends = certificate.not_valid_before_utc + BACKDATED, certificate.not_valid_after_utc
     renew_at = began + (ends - began) * RENEW_AT
     if now >= renew_at:
-        return True, f"two thirds of its life are over, it ends on {moment(ends)}"
-    return False, f"it is good, and will be renewed on {moment(renew_at)}"
+        return True, f"two thirds of its life are over, it ends on {format_time(ends)}"
+    return False, f"it is good, and will be renewed on {format_time(renew_at)}"
 
 
 def is_signed_by(leaf: x509.Certificate, authorities: bytes) -> bool:

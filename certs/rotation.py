@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from certs.authority import issue, new_authority
-from certs.pairs import CertificateError, KeyPair, certificates_in, pair_of
+from certs.key_pairs import CertificateError, KeyPair, certificates_in, pair_of
 from certs.renewal import authority_needs_renewal, is_signed_by, needs_renewal, why_no_authority, why_unusable
 
 
@@ -26,7 +26,7 @@ class Leaf(Struct, frozen=True):
     key: bytes = b""
 
 
-class Kept(Struct, frozen=True):
+class CertificateState(Struct, frozen=True):
     """What is kept: the CA that signs, the one that will follow, those that some still rely on; and what is served."""
 
     current: KeyPair | None = None
@@ -38,10 +38,10 @@ class Kept(Struct, frozen=True):
     def bundle(self) -> bytes:
         """What callers should trust; in an order that does not depend on which of them signs."""
         pairs = [pair for pair in (self.current, self.following) if pair is not None]
-        return joined([*(pair.certificate for pair in pairs), self.former])
+        return merge_bundles([*(pair.certificate for pair in pairs), self.former])
 
 
-class Outside(Struct, frozen=True):
+class ObservedTrust(Struct, frozen=True):
     """What is seen of callers and replicas.
 
     `trusted` is what callers trust now; `published` says that this is the whole bundle, for long enough to be known
@@ -54,7 +54,7 @@ class Outside(Struct, frozen=True):
     serving: tuple[bytes, ...] = ()
 
 
-class Wanted(Struct, frozen=True):
+class RotationRequest(Struct, frozen=True):
     """What the certificate is for, and what of it somebody wants anew although it is not due."""
 
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class Step(StrEnum):
     REST = "rest"
 
 
-class Next(Struct, frozen=True):
+class NextStep(Struct, frozen=True):
     """The next step, and why it is that."""
 
     step: Step
@@ -90,17 +90,19 @@ def usable_authority(certificate: bytes, key: bytes, now: datetime) -> KeyPair |
     return None if why_no_authority(pair) else pair
 
 
-def next_step(kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Next:
+def next_step(kept: CertificateState, wanted: RotationRequest, now: datetime, outside: ObservedTrust) -> NextStep:
     """Say what to do next."""
     if kept.current is None:
-        return Next(Step.BEGIN, "there is no CA that can sign")
+        return NextStep(Step.BEGIN, "there is no CA that can sign")
     if relied_on(kept, outside, kept.bundle):
-        return Next(Step.REMEMBER, "callers rely on a CA that is not kept any more")
+        return NextStep(Step.REMEMBER, "callers rely on a CA that is not kept any more")
     of_leaf = next_of_leaf(kept.current, kept.leaf, wanted, now, outside)
     return of_leaf or next_of_authority(kept.current, kept, wanted, now, outside)
 
 
-def next_of_leaf(current: KeyPair, leaf: Leaf, wanted: Wanted, now: datetime, outside: Outside) -> Next | None:
+def next_of_leaf(
+    current: KeyPair, leaf: Leaf, wanted: RotationRequest, now: datetime, outside: ObservedTrust
+) -> NextStep | None:
     """Say whether the serving certificate has to be made anew, now or later."""
     stored = leaf.certificate, leaf.key
     renewing, why = needs_renewal(*stored, now=now, names=wanted.names, authority=current.certificate)
@@ -109,50 +111,54 @@ def next_of_leaf(current: KeyPair, leaf: Leaf, wanted: Wanted, now: datetime, ou
     # Where nothing good is stored or served, nobody can be hurt.
     is_needed = why_unusable(*stored, now=now, names=wanted.names) and not is_served_well(outside, now)
     if outside.published or is_needed:
-        return Next(Step.ISSUE, why if renewing else "it was asked for")
-    return Next(Step.WAIT, "not all callers trust the present CA yet")
+        return NextStep(Step.ISSUE, why if renewing else "it was asked for")
+    return NextStep(Step.WAIT, "not all callers trust the present CA yet")
 
 
-def is_served_well(outside: Outside, now: datetime) -> bool:
+def is_served_well(outside: ObservedTrust, now: datetime) -> bool:
     """Tell whether some replica serves what callers trust."""
     leaves = [each for each in map(first_in, outside.serving) if each is not None]
     return any(
         leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc and is_signed_by(leaf, authority)
         for leaf in leaves
-        for authority in split(outside.trusted)
+        for authority in split_bundle(outside.trusted)
     )
 
 
-def next_of_authority(current: KeyPair, kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Next:
+def next_of_authority(
+    current: KeyPair, kept: CertificateState, wanted: RotationRequest, now: datetime, outside: ObservedTrust
+) -> NextStep:
     """Say how far one CA has followed another."""
     if kept.following is not None:
         if outside.published:
-            return Next(Step.PROMOTE, "all callers trust the CA that follows")
-        return Next(Step.WAIT, "not all callers trust the CA that follows yet")
+            return NextStep(Step.PROMOTE, "all callers trust the CA that follows")
+        return NextStep(Step.WAIT, "not all callers trust the CA that follows yet")
     if kept.former and outside.published and outside.served:
-        return Next(Step.DROP, "all replicas serve a certificate of the present CA")
+        return NextStep(Step.DROP, "all replicas serve a certificate of the present CA")
     # Even while a replica hangs on to a former CA: it may do so for ever, and the present one must not end meanwhile.
     renewing, why = authority_needs_renewal(current.certificate, current.key, now=now)
     if renewing or wanted.new_authority:
-        return Next(Step.PREPARE, why if renewing else "it was asked for")
+        return NextStep(Step.PREPARE, why if renewing else "it was asked for")
     if kept.former:
-        return Next(Step.WAIT, "not all replicas serve a certificate of the present CA yet")
-    return Next(Step.REST, "everything is as it should be")
+        return NextStep(Step.WAIT, "not all replicas serve a certificate of the present CA yet")
+    return NextStep(Step.REST, "everything is as it should be")
 
 
-def take(step: Step, kept: Kept, wanted: Wanted, now: datetime, outside: Outside) -> Kept:
+def apply_step(
+    step: Step, kept: CertificateState, wanted: RotationRequest, now: datetime, outside: ObservedTrust
+) -> CertificateState:
     """Take a step; gives what is to be kept."""
     match step, kept.current:
         case Step.BEGIN, _:
             current = kept.following or new_authority(now)
             relied = relied_on(kept, outside, current.certificate)
-            kept = replace(kept, current=current, following=None, former=joined([kept.former, relied]))
+            kept = replace(kept, current=current, following=None, former=merge_bundles([kept.former, relied]))
         case Step.REMEMBER, _:
-            kept = replace(kept, former=joined([kept.former, relied_on(kept, outside, kept.bundle)]))
+            kept = replace(kept, former=merge_bundles([kept.former, relied_on(kept, outside, kept.bundle)]))
         case Step.PREPARE, _:
             kept = replace(kept, following=new_authority(now))
         case Step.PROMOTE, KeyPair() as current:
-            former = joined([kept.former, current.certificate])
+            former = merge_bundles([kept.former, current.certificate])
             kept = replace(kept, current=kept.following, following=None, former=former)
         case Step.ISSUE, KeyPair() as current:
             made = issue(current, wanted.names, now)
@@ -162,16 +168,16 @@ def take(step: Step, kept: Kept, wanted: Wanted, now: datetime, outside: Outside
     return kept
 
 
-def relied_on(kept: Kept, outside: Outside, bundle: bytes) -> bytes:
+def relied_on(kept: CertificateState, outside: ObservedTrust, bundle: bytes) -> bytes:
     """Give the CAs that callers trust, that signed what is stored or served, and that are not in a bundle.
 
     Only what callers trust already is ever taken over: what lies beside a certificate proves nothing.
     """
     leaves = [each for each in map(first_in, (kept.leaf.certificate, *outside.serving)) if each is not None]
-    return joined(
+    return merge_bundles(
         [
             each
-            for each in split(outside.trusted)
+            for each in split_bundle(outside.trusted)
             if each not in bundle and any(is_signed_by(leaf, each) for leaf in leaves)
         ]
     )
@@ -185,12 +191,12 @@ def first_in(pem: bytes) -> x509.Certificate | None:
         return None
 
 
-def joined(bundles: Sequence[bytes]) -> bytes:
+def merge_bundles(bundles: Sequence[bytes]) -> bytes:
     """Put bundles together, each certificate once, in one order."""
-    return b"".join(sorted({each for bundle in bundles for each in split(bundle)}))
+    return b"".join(sorted({each for bundle in bundles for each in split_bundle(bundle)}))
 
 
-def split(bundle: bytes) -> list[bytes]:
+def split_bundle(bundle: bytes) -> list[bytes]:
     """Part a bundle into its certificates; what is none is left out."""
     if not bundle:
         return []

@@ -13,8 +13,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 import urllib3
 
-from cluster.account import Connection, Credentials, kubeconfig_connection, pod_connection
-from cluster.errors import Conflict, Expired, Refused, api_error
+from cluster.connection import ApiConnection, Credentials, kubeconfig_connection, pod_connection
+from cluster.errors import Conflict, Expired, Rejected, api_error
 from cluster.interface import (
     EVERYTHING,
     Change,
@@ -42,7 +42,7 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 
-class Failure(msgspec.Struct, frozen=True):
+class StatusFailure(msgspec.Struct, frozen=True):
     """A Status object, as the API answers on failure."""
 
     message: str = ""
@@ -50,7 +50,7 @@ class Failure(msgspec.Struct, frozen=True):
     code: int = 0
 
 
-class Page(msgspec.Struct, frozen=True):
+class ListPage(msgspec.Struct, frozen=True):
     """One page of a list; its items are decoded apart, into the kind's own struct."""
 
     metadata: "PageMetadata"
@@ -82,7 +82,7 @@ def connect(kubeconfig: str = "", context: str = "") -> "ApiCluster":
     return ApiCluster(kubeconfig_connection(kubeconfig, context) if kubeconfig else pod_or_user(context))
 
 
-def pod_or_user(context: str) -> Connection:
+def pod_or_user(context: str) -> ApiConnection:
     """Connect as the pod that this is, or as the user."""
     return pod_connection() or kubeconfig_connection("", context)
 
@@ -90,7 +90,7 @@ def pod_or_user(context: str) -> Connection:
 class ApiCluster:
     """Keeps the interface of `cluster.interface` with calls to an API server. Safe for use by many threads."""
 
-    def __init__(self, connection: Connection, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, connection: ApiConnection, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._host, self._pool = connection.host, connection.pool
         self._credentials: Credentials = connection.credentials
@@ -125,10 +125,10 @@ class ApiCluster:
         """Read page by page; while one is being decoded and used, the next is already on its way."""
         query = selecting(selector) | ({"limit": str(limit)} if limit else {})
 
-        def fetch(following: str = "") -> Page:
+        def fetch(following: str = "") -> ListPage:
             there = query | ({"continue": following} if following else {})
             # Lists are much alike inside: packed, they cost the API server less to send, and us to read.
-            return decoded(Page, self._call("GET", path(kind, namespace), there, packed=True))
+            return decoded(ListPage, self._call("GET", path(kind, namespace), there, packed=True))
 
         page = fetch()
         with ExitStack() as stack:
@@ -197,7 +197,7 @@ class ApiCluster:
         query = {"fieldManager": manager, "force": "true"}
         try:
             return self._decode(kind, self._call("PATCH", where, query, body, content_type=APPLY_PATCH))
-        except Refused as refused:
+        except Rejected as refused:
             if "metadata.uid" in str(refused):  # another one has this name by now
                 raise Conflict(str(refused), code=409, reason="Conflict") from None
             raise
@@ -297,7 +297,7 @@ class ApiWatch(Generic[T]):
             for line in lines_of(self._answer):
                 found = decoded(WatchLine, line)
                 if found.type == "ERROR":
-                    failure = decoded(Failure, found.object)
+                    failure = decoded(StatusFailure, found.object)
                     raise api_error(failure.code, failure.reason, failure.message)
                 # A bookmark's object has no more than a version, which the same struct reads.
                 yield Change(ChangeType(found.type), self._decode(found.object))
@@ -346,9 +346,9 @@ def failure_of(answer: urllib3.BaseHTTPResponse) -> Exception:
     finally:
         answer.release_conn()
     try:
-        failure = decoder_for(Failure).decode(body)
+        failure = decoder_for(StatusFailure).decode(body)
     except msgspec.DecodeError:
-        failure = Failure(body[:200].decode(errors="replace"))
+        failure = StatusFailure(body[:200].decode(errors="replace"))
     return api_error(answer.status, failure.reason, failure.message)
 
 

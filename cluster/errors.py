@@ -27,7 +27,7 @@ class Expired(ApiError):  # noqa: N818
     """The version asked for is too old to watch from: list again."""
 
 
-class Refused(ApiError):  # noqa: N818
+class Rejected(ApiError):  # noqa: N818
     """The object is invalid, or an admission check or the caller's rights forbid it."""
 
 
@@ -36,7 +36,7 @@ def api_error(code: int, reason: str, message: str) -> ApiError | Unavailable:
     if code == 409:  # noqa: PLR2004 - HTTP's own numbers
         family: type[ApiError] = AlreadyExists if reason == "AlreadyExists" else Conflict
         return family(message, code=code, reason=reason)
-    families = {404: NotFound, 410: Expired} | dict.fromkeys((400, 401, 403, 405, 406, 413, 415, 422), Refused)
+    families = {404: NotFound, 410: Expired} | dict.fromkeys((400, 401, 403, 405, 406, 413, 415, 422), Rejected)
     if known := families.get(code):
         return known(message, code=code, reason=reason)
     return Unavailable(f"the API answered {code} {reason}: {message}")

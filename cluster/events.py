@@ -17,7 +17,7 @@ MAX_MESSAGE = 1024
 NORMAL, WARNING = "Normal", "Warning"
 
 
-class Recorder:
+class EventRecorder:
     """Writes events, repeats of one as a count. Best effort: an event that cannot be written is counted only."""
 
     def __init__(self, cluster: Cluster, component: str) -> None:

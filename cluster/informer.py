@@ -27,7 +27,7 @@ Name = tuple[str, str]
 Handler = Callable[[T | None, T | None], None]
 
 
-class Pace(Struct, frozen=True):
+class InformerTimings(Struct, frozen=True):
     """How patient an informer is.
 
     For a kind that is quiet since the API server started, not even bookmarks come; so a watch ends by itself before
@@ -62,10 +62,10 @@ class Informer(Generic[T]):
         *,
         indexes: Mapping[str, Callable[[T], Hashable]] | None = None,
         convert: Callable[[Any], T | None] | None = None,
-        pace: Pace | None = None,
+        pace: InformerTimings | None = None,
     ) -> None:
         self._cluster, self._kind, self._namespace, self._selector = cluster, kind, namespace, selector
-        self._pace = pace or Pace()
+        self._pace = pace or InformerTimings()
         self._convert = convert
         self._handlers: list[Handler[T]] = []
         # Guards objects and indexes, which a reader must see in the same state.

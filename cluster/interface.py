@@ -1,6 +1,6 @@
 """What components need of a cluster, and no more.
 
-Two tenants keep it: `cluster.api` (a Kubernetes API server) and `cluster.memory` (this process). One
+Two tenants keep it: `cluster.api` (a Kubernetes API server) and `cluster.in_memory` (this process). One
 conformance suite in `tests/cluster/` runs against both. Informers, leader election and events are written
 once, on top of it.
 """
@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from cluster.errors import Refused
+from cluster.errors import Rejected
 from cluster.objects import Kind, Object
 
 T = TypeVar("T", bound=Object)
@@ -130,17 +130,17 @@ def check_address(kind: Kind[T], name: str, namespace: str) -> None:
 def check_create(kind: Kind[T], metadata: Mapping[str, Any]) -> None:
     """Refuse what no API server would create, in the same words whoever is asked."""
     if kind.namespaced and not metadata.get("namespace"):
-        raise Refused(
+        raise Rejected(
             f"{kind.plural}: an empty namespace may not be set during creation", code=400, reason="BadRequest"
         )
     if metadata.get("resourceVersion"):
-        raise Refused("resourceVersion should not be set on objects to be created", code=400, reason="BadRequest")
+        raise Rejected("resourceVersion should not be set on objects to be created", code=400, reason="BadRequest")
 
 
 def check_version(since: str) -> None:
     """Refuse to watch from what is no version."""
     if not since.isdecimal():
-        raise Refused(f"resourceVersion: {since!r} is no version", code=400, reason="BadRequest")
+        raise Rejected(f"resourceVersion: {since!r} is no version", code=400, reason="BadRequest")
 
 
 def check_update(kind: Kind[T], obj: T) -> None:

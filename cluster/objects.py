@@ -164,7 +164,7 @@ class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True):
     ca_bundle: str = ""
 
 
-class Hook(Struct, frozen=True, rename="camel", omit_defaults=True):
+class RegisteredWebhook(Struct, frozen=True, rename="camel", omit_defaults=True):
     """One webhook."""
 
     name: str
@@ -172,10 +172,10 @@ class Hook(Struct, frozen=True, rename="camel", omit_defaults=True):
     failure_policy: str = ""
 
 
-class HookConfiguration(Object, frozen=True, kw_only=True):
+class WebhookConfiguration(Object, frozen=True, kw_only=True):
     """Webhooks that the API server calls; partial."""
 
-    webhooks: list[Hook] = []
+    webhooks: list[RegisteredWebhook] = []
 
 
 class ContainerImage(Struct, frozen=True, omit_defaults=True):
@@ -394,19 +394,19 @@ CLUSTER_ROLES = Kind(
 DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments", Workload, partial=True)
 ENDPOINT_SLICES = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices", EndpointSlice, partial=True)
 DAEMON_SETS = Kind("apps/v1", "DaemonSet", "daemonsets", Workload, partial=True)
-MUTATING_HOOKS = Kind(
+MUTATING_WEBHOOKS = Kind(
     "admissionregistration.k8s.io/v1",
     "MutatingWebhookConfiguration",
     "mutatingwebhookconfigurations",
-    HookConfiguration,
+    WebhookConfiguration,
     namespaced=False,
     partial=True,
 )
-VALIDATING_HOOKS = Kind(
+VALIDATING_WEBHOOKS = Kind(
     "admissionregistration.k8s.io/v1",
     "ValidatingWebhookConfiguration",
     "validatingwebhookconfigurations",
-    HookConfiguration,
+    WebhookConfiguration,
     namespaced=False,
     partial=True,
 )

@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from certs.authority import issue, new_authority
-from certs.pairs import CERTIFICATE, KEY, CertificateError, KeyPair, certificates_in, moment, names_of
-from certs.renewal import due, is_signed_by, needs_renewal
-from certs.rotation import Kept
-from certs.vault import CA_SECRET, Vault, Wish
+from certs.certificate_secrets import CA_SECRET, CertificateSecrets, RotationTarget
+from certs.key_pairs import CERTIFICATE, KEY, CertificateError, KeyPair, certificates_in, format_time, names_of
+from certs.renewal import due_for_renewal, is_signed_by, needs_renewal
+from certs.rotation import CertificateState
 from console.printing import wide_console
-from console.quotas import connected
+from console.quota import connected
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
@@ -51,14 +51,14 @@ def certs(context: click.Context, output: str) -> None:
 def standing(configuration: Configuration) -> tuple[list[Row], list[str]]:
     """Say how certificates stand in a cluster, and what is wrong with them."""
     from cluster.errors import ApiError  # noqa: PLC0415 - only what runs is loaded
-    from controller.hooks import Hooks  # noqa: PLC0415
+    from controller.webhook_configurations import WebhookConfigurations  # noqa: PLC0415
 
     cluster, namespace, now = connected(configuration), configuration.system_namespace, datetime.now(UTC)
     try:
-        hooks = Hooks(cluster, namespace)
+        hooks = WebhookConfigurations(cluster, namespace)
         bundles = [bundle for bundle in hooks.bundles() if bundle]
         without = len(hooks.bundles()) - len(bundles)
-        kept = Vault(cluster, namespace).read(now).kept
+        kept = CertificateSecrets(cluster, namespace).read(now).kept
     except (ApiError, Unavailable) as refused:
         raise click.UsageError(str(refused)) from None
     rows = [row_of(name, pair, bundles) for name, pair in pairs_of(kept)]
@@ -77,7 +77,7 @@ def standing(configuration: Configuration) -> tuple[list[Row], list[str]]:
     return rows, wrong
 
 
-def pairs_of(kept: Kept) -> list[tuple[str, KeyPair]]:
+def pairs_of(kept: CertificateState) -> list[tuple[str, KeyPair]]:
     """Name the CAs that are kept."""
     named = (("CA", kept.current), ("CA that follows", kept.following))
     return [(name, pair) for name, pair in named if pair is not None]
@@ -90,13 +90,13 @@ def row_of(name: str, pair: KeyPair, bundles: list[bytes]) -> Row:
     return {
         "certificate": name,
         "for": certificate.subject.rfc4514_string(),
-        "until": moment(pair.not_after),
+        "until": format_time(pair.not_after),
         "trustedBy": f"{trusting} of {len(bundles)} webhooks",
-        "state": due(certificate, datetime.now(UTC))[1],
+        "state": due_for_renewal(certificate, datetime.now(UTC))[1],
     }
 
 
-def leaf_row(kept: Kept, bundles: list[bytes], state: str) -> Row:
+def leaf_row(kept: CertificateState, bundles: list[bytes], state: str) -> Row:
     """Show the serving certificate."""
     try:
         leaf = certificates_in(kept.leaf.certificate, "it")[0]
@@ -106,7 +106,7 @@ def leaf_row(kept: Kept, bundles: list[bytes], state: str) -> Row:
     return {
         "certificate": "serving",
         "for": ", ".join(names_of(leaf)),
-        "until": moment(leaf.not_valid_after_utc),
+        "until": format_time(leaf.not_valid_after_utc),
         "trustedBy": f"{trusting} of {len(bundles)} webhooks",
         "state": state,
     }
@@ -124,7 +124,9 @@ def rotate(loaded: Loaded, *, leaf: bool) -> None:
 
     configuration = loaded.configuration
     try:
-        Vault(connected(configuration), configuration.system_namespace).wish(Wish.LEAF if leaf else Wish.AUTHORITY)
+        CertificateSecrets(connected(configuration), configuration.system_namespace).wish(
+            RotationTarget.LEAF if leaf else RotationTarget.AUTHORITY
+        )
     except NotFound:
         where = f"{configuration.system_namespace}/{CA_SECRET}"
         raise click.UsageError(f"there is no secret {where}: does a controller run that makes certificates?") from None
@@ -162,4 +164,4 @@ def make(folder: Path, names: tuple[str, ...], *, force: bool) -> None:
             (folder / name).write_bytes(content)
     except OSError as wrong:
         raise click.UsageError(f"{folder}: {wrong.strerror}") from None
-    click.echo(f"{folder}: for {', '.join(names)}, until {moment(pair.not_after)}", err=True)
+    click.echo(f"{folder}: for {', '.join(names)}, until {format_time(pair.not_after)}", err=True)

@@ -12,14 +12,14 @@ from rich.table import Table
 
 from console.certs import standing
 from console.printing import wide_console
-from console.quotas import connected
-from ledger.books import LEDGERS, read_page
+from console.quota import connected
+from ledger.ledger_store import LEDGER_SELECTOR, read_ledger
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
-from vcuda.language import language
 from vcuda.names import NVIDIA_GPU, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL, names_for
-from vcuda.vocabulary import Dialects
+from vcuda.scheme import build_scheme
+from vcuda.vocabulary import VocabularyOptions
 
 if TYPE_CHECKING:
     from cluster.objects import Pod
@@ -39,7 +39,7 @@ OK, WARNING, ERROR = "ok", "warning", "error"
 MOST_TOLD = 5
 
 
-class Finding(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     """One thing that was looked at: how it is, and what to do if it is not well."""
 
     level: str
@@ -48,7 +48,7 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
 
-Check = Callable[[Any, Configuration], Iterator[Finding]]
+Check = Callable[[Any, Configuration], Iterator[CheckResult]]
 
 
 @click.command()
@@ -71,7 +71,7 @@ def doctor(context: click.Context, output: str) -> None:
     context.exit(1 if any(finding.level == ERROR for finding in findings) else 0)
 
 
-def show(findings: list[Finding]) -> None:
+def show(findings: list[CheckResult]) -> None:
     """Print what was found."""
     colours = {OK: "green", WARNING: "yellow", ERROR: "red"}
     table = Table("", "looked at", "found", box=None)
@@ -81,34 +81,34 @@ def show(findings: list[Finding]) -> None:
     wide_console().print(table)
 
 
-def looked(check: Check, cluster: Any, configuration: Configuration) -> list[Finding]:  # noqa: ANN401
+def looked(check: Check, cluster: Any, configuration: Configuration) -> list[CheckResult]:  # noqa: ANN401
     """Make one check; what may not be looked at is said, and hides nothing else."""
     from cluster.errors import ApiError  # noqa: PLC0415 - only what runs is loaded
 
     name = (check.__doc__ or "").partition(".")[0].lower()
     try:
-        return list(check(cluster, configuration)) or [Finding(OK, name, "all is well")]
+        return list(check(cluster, configuration)) or [CheckResult(OK, name, "all is well")]
     except ApiError as refused:
-        return [Finding(WARNING, name, f"could not be looked at: {refused}", "ask with more rights")]
+        return [CheckResult(WARNING, name, f"could not be looked at: {refused}", "ask with more rights")]
     except Unavailable as away:
         raise click.UsageError(str(away)) from None
 
 
-def versions(cluster: Any, _: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def versions(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Versions."""
     found = cluster.version()
     numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in found.removeprefix("v").split(".")[:2])
     if numbers < OLDEST:
-        yield Finding(ERROR, "versions", f"the API server is {found}", "Quotient needs Kubernetes 1.30 or newer")
+        yield CheckResult(ERROR, "versions", f"the API server is {found}", "Quotient needs Kubernetes 1.30 or newer")
     else:
-        yield Finding(OK, "versions", f"the API server is {found}")
+        yield CheckResult(OK, "versions", f"the API server is {found}")
 
 
-def own_pods(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Quotient's pods."""
     from cluster.errors import NotFound  # noqa: PLC0415
     from cluster.objects import DEPLOYMENTS  # noqa: PLC0415
-    from controller.hooks import CONTROLLER, WEBHOOK  # noqa: PLC0415
+    from controller.webhook_configurations import CONTROLLER, WEBHOOK  # noqa: PLC0415
 
     namespace = configuration.system_namespace
     for name in (WEBHOOK, CONTROLLER):
@@ -116,95 +116,95 @@ def own_pods(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  
             found = cluster.get(DEPLOYMENTS, name, namespace)
         except NotFound:
             remedy = "install the chart, or set systemNamespace to where it is"
-            yield Finding(ERROR, "quotient's pods", f"there is no Deployment {namespace}/{name}", remedy)
+            yield CheckResult(ERROR, "quotient's pods", f"there is no Deployment {namespace}/{name}", remedy)
             continue
         ready, wanted = found.status.ready_replicas, found.spec.replicas
         level = OK if ready >= wanted else WARNING if ready else ERROR
         remedy = (
             "" if level == OK else f"kubectl -n {namespace} describe pods; kubectl -n {namespace} logs deploy/{name}"
         )
-        yield Finding(level, "quotient's pods", f"{name}: {ready} of {wanted} ready", remedy)
+        yield CheckResult(level, "quotient's pods", f"{name}: {ready} of {wanted} ready", remedy)
 
 
-def registered(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def registered(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Webhook configurations."""
-    from controller.hooks import ARM, KINDS, NEVER, Hooks  # noqa: PLC0415
+    from controller.webhook_configurations import ARM, NEVER, WEBHOOK_KINDS, WebhookConfigurations  # noqa: PLC0415
 
-    hooks = Hooks(cluster, configuration.system_namespace)
+    hooks = WebhookConfigurations(cluster, configuration.system_namespace)
     found = hooks.read()
-    for kind in KINDS:
+    for kind in WEBHOOK_KINDS:
         if kind not in found:
             remedy = "helm upgrade brings it back; until then pods with GPUs are not checked"
-            yield Finding(ERROR, "webhook configurations", f"there is no {kind.name} quotient", remedy)
+            yield CheckResult(ERROR, "webhook configurations", f"there is no {kind.name} quotient", remedy)
             continue
         policies = {hook.failure_policy for hook in hooks.ours(found[kind])}
         if not policies:
             message = f"{kind.name} quotient calls nothing in {configuration.system_namespace}"
-            yield Finding(
+            yield CheckResult(
                 ERROR, "webhook configurations", message, "helm upgrade puts it right, or set systemNamespace"
             )
         elif found[kind].metadata.annotations.get(ARM) == NEVER:
             remedy = f"kubectl annotate --overwrite {kind.plural} quotient {ARM}=auto"
-            yield Finding(WARNING, "webhook configurations", f"{kind.name}: the emergency exit is open", remedy)
+            yield CheckResult(WARNING, "webhook configurations", f"{kind.name}: the emergency exit is open", remedy)
         elif policies - {"Fail"}:
             remedy = "the controller arms it as soon as the webhook answers: see its log"
-            yield Finding(WARNING, "webhook configurations", f"{kind.name}: not armed", remedy)
+            yield CheckResult(WARNING, "webhook configurations", f"{kind.name}: not armed", remedy)
         else:
-            yield Finding(OK, "webhook configurations", f"{kind.name}: armed")
+            yield CheckResult(OK, "webhook configurations", f"{kind.name}: armed")
 
 
-def certificates(_: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def certificates(_: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Certificates."""
     rows, wrong = standing(configuration)
     for each in wrong:
-        yield Finding(ERROR, "certificates", each, "see `quotient certs` and the controller's log")
+        yield CheckResult(ERROR, "certificates", each, "see `quotient certs` and the controller's log")
     if not wrong:
         until = ", ".join(f"{row['certificate']} until {row['until']}" for row in rows)
-        yield Finding(OK, "certificates", until)
+        yield CheckResult(OK, "certificates", until)
 
 
-def quotas(cluster: Any, _: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def quotas(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Quotas."""
     from cluster.interface import Selector  # noqa: PLC0415
     from cluster.objects import CONFIG_MAPS  # noqa: PLC0415
-    from console.quotas import read_status  # noqa: PLC0415
+    from console.quota import read_status  # noqa: PLC0415
 
     shown = cluster.list(CONFIG_MAPS, "", Selector(labels=STATUS_LABEL)).items
     governed = [each for each in shown if each.metadata.name == QUOTA_STATUS]
     for each in governed:
         status = read_status(each.data.get(STATUS_KEY, ""))
         for note in status.get("notes", []):
-            yield Finding(WARNING, "quotas", f"{each.metadata.namespace}: {note}", "see `quotient quota lint`")
-    yield Finding(OK, "quotas", f"{len(governed)} namespaces are held to one")
+            yield CheckResult(WARNING, "quotas", f"{each.metadata.namespace}: {note}", "see `quotient quota lint`")
+    yield CheckResult(OK, "quotas", f"{len(governed)} namespaces are held to one")
 
 
-def unmanaged(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def unmanaged(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Pods with GPUs."""
     from cluster.objects import CONFIG_MAPS, PODS  # noqa: PLC0415
-    from controller.holdings import holding_of  # noqa: PLC0415
+    from controller.pod_usage import pod_usage_of  # noqa: PLC0415
 
     names = names_for(configuration.domain)
-    spoken = language(names, configuration.memory_unit_mib, configuration.vocabularies)
-    every = language(names, configuration.memory_unit_mib, Dialects(nvidia_gpu=True, hami=True))
-    ledgers = cluster.list(CONFIG_MAPS, configuration.system_namespace, LEDGERS).items
-    charged = {pod for each in ledgers for pod in read_page(each).ledger.pods()}
+    scheme = build_scheme(names, configuration.memory_unit_mib, configuration.vocabularies)
+    every = build_scheme(names, configuration.memory_unit_mib, VocabularyOptions(nvidia_gpu=True, hami=True))
+    ledgers = cluster.list(CONFIG_MAPS, configuration.system_namespace, LEDGER_SELECTOR).items
+    charged = {pod for each in ledgers for pod in read_ledger(each).ledger.pods()}
     uncharged, foreign = [], []
     pods: list[Pod] = cluster.list(PODS).items
     for pod in pods:
-        held = holding_of(pod, spoken)
+        held = pod_usage_of(pod, scheme)
         if held is not None and held.node and not held.is_terminal and held.key not in charged:
             uncharged.append(f"{held.metadata.namespace}/{held.metadata.name}")
-        if held is None and (other := holding_of(pod, every)) is not None and not other.is_terminal:
+        if held is None and (other := pod_usage_of(pod, every)) is not None and not other.is_terminal:
             foreign.append(f"{other.metadata.namespace}/{other.metadata.name}")
     if uncharged:
         remedy = "the controller charges them within seconds: does it run?"
-        yield Finding(WARNING, "pods with gpus", f"not in any ledger: {some(uncharged)}", remedy)
+        yield CheckResult(WARNING, "pods with gpus", f"not in any ledger: {some(uncharged)}", remedy)
     if foreign:
         remedy = f"set vocabularies.nvidiaGpu, so that {NVIDIA_GPU} counts against quotas"
-        yield Finding(WARNING, "pods with gpus", f"beyond all quotas: {some(foreign)}", remedy)
+        yield CheckResult(WARNING, "pods with gpus", f"beyond all quotas: {some(foreign)}", remedy)
 
 
-def rivals(cluster: Any, _: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def rivals(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Other systems."""
     from cluster.objects import DAEMON_SETS, DEPLOYMENTS  # noqa: PLC0415
 
@@ -215,10 +215,10 @@ def rivals(cluster: Any, _: Configuration) -> Iterator[Finding]:  # noqa: ANN401
             if known and each.metadata.labels.get("app.kubernetes.io/name") != "quotient":
                 where = f"{each.metadata.namespace}/{each.metadata.name}"
                 remedy = "keep them to different nodes, or remove the other: both would hand out the same cards"
-                yield Finding(WARNING, "other systems", f"{kind.name} {where} is {known[0]}", remedy)
+                yield CheckResult(WARNING, "other systems", f"{kind.name} {where} is {known[0]}", remedy)
 
 
-def nodes(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def nodes(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Nodes."""
     from cluster.objects import NODES  # noqa: PLC0415
 
@@ -228,34 +228,34 @@ def nodes(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # n
         info = node.status.node_info
         if offered == {core, NVIDIA_GPU} and node.status.allocatable[NVIDIA_GPU] != "0":
             message = f"{node.metadata.name} offers {core} and {NVIDIA_GPU}: its cards are handed out twice"
-            yield Finding(ERROR, "nodes", message, "remove NVIDIA's device plugin from it")
+            yield CheckResult(ERROR, "nodes", message, "remove NVIDIA's device plugin from it")
         elif offered:
-            yield Finding(
+            yield CheckResult(
                 OK, "nodes", f"{node.metadata.name}: {info.kubelet_version}, {info.container_runtime_version}"
             )
 
 
-def clocks(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def clocks(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Clocks."""
     from cluster.objects import CONFIG_MAPS, LEASES  # noqa: PLC0415
-    from controller.clerk import SKEW_S  # noqa: PLC0415
+    from controller.reconciling import SKEW_S  # noqa: PLC0415
 
     metadata = {"generateName": "clock-", "namespace": configuration.system_namespace}
     stamp = cluster.create(CONFIG_MAPS, {"metadata": metadata}, dry_run=True).metadata.creation_timestamp
     there = datetime.fromisoformat(stamp).timestamp()
     here = datetime.now(UTC).timestamp()
     if abs(here - there) > SKEW_S:
-        yield Finding(WARNING, "clocks", f"this machine's differs from the API server's by {here - there:.0f} s")
+        yield CheckResult(WARNING, "clocks", f"this machine's differs from the API server's by {here - there:.0f} s")
     for lease in cluster.list(LEASES, "kube-node-lease").items:
         if not lease.spec.renew_time:
             continue
         ahead = datetime.fromisoformat(lease.spec.renew_time).timestamp() - there
         if ahead > SKEW_S:
             message = f"node {lease.metadata.name} is {ahead:.0f} s ahead of the API server"
-            yield Finding(WARNING, "clocks", message, "let all machines follow one clock (NTP)")
+            yield CheckResult(WARNING, "clocks", message, "let all machines follow one clock (NTP)")
 
 
-def rights(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # noqa: ANN401
+def rights(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Rights."""
     from cluster.objects import ACCESS_REVIEWS  # noqa: PLC0415
 
@@ -266,7 +266,7 @@ def rights(cluster: Any, configuration: Configuration) -> Iterator[Finding]:  # 
         review = {"spec": {"user": user, "resourceAttributes": attributes}}
         if not cluster.create(ACCESS_REVIEWS, review).status.allowed:
             message = f"{account} may not {verb} {resource}"
-            yield Finding(ERROR, "rights", message, "helm upgrade brings its roles back; see docs/rights.md")
+            yield CheckResult(ERROR, "rights", message, "helm upgrade brings its roles back; see docs/rights.md")
 
 
 # Without these nothing works: account, verb, group, resource, and whether in Quotient's namespace alone.

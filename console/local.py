@@ -16,28 +16,28 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.errors import AlreadyExists, ApiError
+from cluster.in_memory import InMemoryCluster
 from cluster.informer import Informer
-from cluster.memory import MemoryCluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, Node, Pod
-from console.governing import Governed
-from console.kubelet import FAILED, RUNNING, choose
+from console.local_admission import LocalAdmission
+from console.local_kubelet import FAILED, RUNNING, choose
+from console.local_node import SIMULATED_MACHINES, SimulatedNode, node
 from console.printing import wide_console
-from console.quotas import show_status
-from console.simulated import MACHINES, SimulatedNode, node
+from console.quota import show_status
 from nodeplugin.fake import NoCompiler, library
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
 from vcuda.decision import Unavailable
 from vcuda.decoding import converted
-from vcuda.document import DocumentError, parse_documents
 from vcuda.inventory import decode_inventory
 from vcuda.names import Names
-from vcuda.placement import decode_placement, encode_placement
+from vcuda.placement_annotation import decode_placement, encode_placement
 from vcuda.pod import PodSpec
-from vcuda.request import Reading, read_pod
+from vcuda.request import ParsedRequest, parse_request
+from vcuda.strict_yaml import DocumentError, parse_documents
 from vcuda.vocabulary import Share
-from webhook.service import rules_of
+from webhook.service import admission_config_of
 
 SYNC_S = 10.0
 LOOK_EVERY_S = 1.0
@@ -77,13 +77,13 @@ class LocalRun:
     """An in-memory cluster with simulated nodes, and everything of Quotient that exists."""
 
     def __init__(self, configuration: Configuration, console: Console) -> None:
-        rules = rules_of(configuration)
-        self._names, self._unit_mib, self._language = rules.names, rules.language.unit_mib, rules.language
+        rules = admission_config_of(configuration)
+        self._names, self._unit_mib, self._scheme = rules.names, rules.scheme.unit_mib, rules.scheme
         self._console = console
-        self._cluster = MemoryCluster()
+        self._cluster = InMemoryCluster()
         self._configuration = configuration
         self._machines: list[SimulatedNode] = []
-        self._governed = Governed(self._cluster, configuration)
+        self._admission = LocalAdmission(self._cluster, configuration)
         # Why pods are on no node.
         self._waiting: dict[str, str] = {}
         self._quotas: list[tuple[str, str]] = []
@@ -96,7 +96,7 @@ class LocalRun:
     def start(self, files: tuple[Path, ...]) -> None:
         """Fill the cluster and show it."""
         self._start_nodes()
-        self._governed.start()
+        self._admission.start()
         self._apply(files)
         for informer in (self._nodes, self._pods):
             informer.start()
@@ -108,10 +108,10 @@ class LocalRun:
         try:
             library()
         except NoCompiler:
-            for machine in MACHINES:
+            for machine in SIMULATED_MACHINES:
                 self._cluster.create(NODES, node(machine, self._names, self._unit_mib))
             return
-        self._machines = [SimulatedNode(self._cluster, machine, self._configuration) for machine in MACHINES]
+        self._machines = [SimulatedNode(self._cluster, machine, self._configuration) for machine in SIMULATED_MACHINES]
         for started in self._machines:
             started.start()
         self._until(lambda: all(each.ready for each in self._machines))
@@ -136,7 +136,7 @@ class LocalRun:
 
     def stop(self) -> None:
         """End the informers, and Quotient."""
-        self._governed.stop()
+        self._admission.stop()
         for started in self._machines:
             started.end()
         for started in self._machines:
@@ -156,7 +156,7 @@ class LocalRun:
         for started in self._machines:
             started.sync()
             started.plugin.book.collect()
-        self._governed.calm_down()
+        self._admission.calm_down()
         if not files:
             self._apply_text("samples", self._samples())
         for file in files:
@@ -212,12 +212,12 @@ class LocalRun:
             self._complain(f"{source}: {wrong}")
             return
         self._quotas.append((made.metadata.name, made.metadata.namespace))
-        self._governed.calm_down()
+        self._admission.calm_down()
 
     def _remember(self, pod: str, document: dict[str, Any]) -> None:
         """Note in which vocabulary each container of a pod was written."""
         spec = converted(document["spec"], PodSpec, strict=False)
-        request = read_pod(spec, document["metadata"].get("annotations") or {}, self._language).request
+        request = parse_request(spec, document["metadata"].get("annotations") or {}, self._scheme).request
         self._written[pod] = {each.name: each.vocabulary for each in request.containers}
 
     def _tell(self, source: str, document: dict[str, Any], wrong: str) -> None:
@@ -241,11 +241,11 @@ class LocalRun:
         self._run_pods()
         self._catch_up()
         pods = sorted(self._pods.all(), key=title)
-        readings = {title(pod): read_pod(pod.spec, pod.metadata.annotations, self._language) for pod in pods}
+        readings = {title(pod): parse_request(pod.spec, pod.metadata.annotations, self._scheme) for pod in pods}
         self._console.print(self._node_table())
         self._console.print(self._pod_table(readings))
-        self._governed.calm_down()
-        for namespace, status in sorted(self._governed.status(self._cluster).items()):
+        self._admission.calm_down()
+        for namespace, status in sorted(self._admission.status(self._cluster).items()):
             show_status(namespace, status, "Quota of namespace ")
         self._console.print(f"[dim]{NOTE if self._machines else NO_PLUGIN}[/dim]")
 
@@ -261,8 +261,8 @@ class LocalRun:
                 pod,
                 nodes,
                 known,
-                self._language,
-                lambda model: self._governed.grants(namespace, model),  # noqa: B023
+                self._scheme,
+                lambda model: self._admission.grants(namespace, model),  # noqa: B023
             )
             if isinstance(chosen, str):
                 self._waiting[title(pod)] = chosen
@@ -293,7 +293,7 @@ class LocalRun:
             table.add_row(found.metadata.name, str(len(cards)), cards[0].model, f"{cards[0].memory_mib} MiB")
         return table
 
-    def _pod_table(self, readings: dict[str, Reading]) -> Table:
+    def _pod_table(self, readings: dict[str, ParsedRequest]) -> Table:
         columns = ("pod", "container", "written in", "cores", "memory", "pod in all", "on")
         places = {title(pod): self._place_of(pod) for pod in self._pods.all()}
         table = Table(*columns, title="Pods, as Quotient admits them", title_justify="left", box=SIMPLE_HEAD)

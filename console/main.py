@@ -19,16 +19,16 @@ from settings.logs import configure_logs
 
 # Each command, and the module that holds it.
 COMMANDS = {
-    "admit": "console.admitting",
-    "arm": "console.arming",
+    "admit": "console.admit",
+    "arm": "console.failure_policy",
     "certs": "console.certs",
     "controller": "console.controller",
-    "disarm": "console.arming",
+    "disarm": "console.failure_policy",
     "doctor": "console.doctor",
-    "lint": "console.linting",
+    "lint": "console.lint",
     "local": "console.local",
     "nodeplugin": "console.nodeplugin",
-    "quota": "console.quotas",
+    "quota": "console.quota",
     "webhook": "console.webhook",
 }
 

@@ -15,7 +15,7 @@ def wide_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 
 
-class Plain(yaml.SafeDumper):
+class PlainDumper(yaml.SafeDumper):
     """YAML as people write it: the same thing twice rather than a reference to it."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002
@@ -25,4 +25,4 @@ class Plain(yaml.SafeDumper):
 
 def as_yaml(documents: Iterable[Any]) -> str:
     """Write documents as YAML."""
-    return yaml.dump_all(documents, Dumper=Plain, sort_keys=False, width=PIPE_WIDTH, allow_unicode=True)
+    return yaml.dump_all(documents, Dumper=PlainDumper, sort_keys=False, width=PIPE_WIDTH, allow_unicode=True)

@@ -26,12 +26,14 @@ def webhook(loaded: Loaded, print_registration: str | None, ca_file: Any) -> Non
     configuration = loaded.configuration
     if print_registration is not None:
         from webhook.registration import registration  # noqa: PLC0415 - only what runs is loaded
-        from webhook.service import rules_of  # noqa: PLC0415
+        from webhook.service import admission_config_of  # noqa: PLC0415
 
-        objects = registration(rules_of(configuration), print_registration, ca_file.read() if ca_file else b"")
+        objects = registration(
+            admission_config_of(configuration), print_registration, ca_file.read() if ca_file else b""
+        )
         click.echo(as_yaml(objects), nl=False)
         return
-    from webhook.serving import Application  # noqa: PLC0415
+    from webhook.gunicorn_server import GunicornApplication  # noqa: PLC0415
 
     def build() -> Any:  # noqa: ANN401 - loaded in the process that serves, to keep the one above it small
         from cluster.api import connect  # noqa: PLC0415
@@ -39,4 +41,4 @@ def webhook(loaded: Loaded, print_registration: str | None, ca_file: Any) -> Non
 
         return Service(configuration, connect(configuration.cluster.kubeconfig, configuration.cluster.context))
 
-    Application(configuration.webhook, build).run()
+    GunicornApplication(configuration.webhook, build).run()

@@ -11,79 +11,81 @@ from functools import partial
 
 from msgspec import Struct
 
-from controller.holdings import Holding
-from vcuda.charging import ANY, PLAINLY, Candidate, Charge, Holder, Telling, candidates, charge_on
+from controller.pod_usage import PodUsage
+from vcuda.charging import ANY, DEFAULT_REMEDIES, Candidate, Charge, Holder, RemedyContext, candidates, charge_on
 from vcuda.decision import Reason
-from vcuda.ledger import MAX_HOLDERS, Claim, Key, Ledger, State, reserve, turn
-from vcuda.policy import Mode
+from vcuda.ledger import MAX_HOLDERS, ChargeRequest, Ledger, LedgerState, PodKey, mark_used, reserve
+from vcuda.namespace_policy import Mode
 
 # A create can take effect up to 34 s after its charge.
 RESERVATION_S = 45
 
 
-class View(Struct, frozen=True):
+class NamespaceView(Struct, frozen=True):
     """What is known of a namespace: the pods that hold something, which are known to be gone, and its quotas.
 
     `actual` says what a pod holds where that is known; `cards` are the largest of each model that it may use.
     """
 
-    holdings: Mapping[Key, Holding]
-    gone: AbstractSet[Key]
-    actual: Callable[[Holding], Charge | None]
+    holdings: Mapping[PodKey, PodUsage]
+    gone: AbstractSet[PodKey]
+    actual: Callable[[PodUsage], Charge | None]
     cards: Mapping[str, int]
     unit_mib: int
     cluster_mode: Mode = Mode.ENFORCE
-    telling: Telling = PLAINLY
+    remedies: RemedyContext = DEFAULT_REMEDIES
 
 
-class Report(Struct, frozen=True):
+class ReconcileReport(Struct, frozen=True):
     """What remains to be done: pods that found no room, and charges whose pods nobody sees."""
 
-    waiting: Mapping[Key, tuple[Reason, ...]] = {}
-    missing: tuple[Key, ...] = ()
+    waiting: Mapping[PodKey, tuple[Reason, ...]] = {}
+    missing: tuple[PodKey, ...] = ()
 
 
-def reconcile(ledger: Ledger, view: View, now_s: float, expired: Callable[[Key, int], bool]) -> Report:
+def reconcile(
+    ledger: Ledger, view: NamespaceView, now_s: float, expired: Callable[[PodKey, int], bool]
+) -> ReconcileReport:
     """Bring a ledger up to date with what is seen; gives what cannot be decided by that alone."""
     for pod in ledger.pods() & view.gone:
         ledger.remove(pod)
     for pod, held in view.holdings.items():
         record(ledger, pod, held, view)
-    waiting = admit_waiting(ledger, view, now_s) if ledger.state is State.OPEN else {}
+    waiting = admit_waiting(ledger, view, now_s) if ledger.state is LedgerState.OPEN else {}
     ledger.set_holders(largest_holders(ledger, view.holdings))
     reserved = dict(ledger.reservations())
     unseen = ledger.pods() - view.holdings.keys()
-    return Report(waiting, tuple(pod for pod in unseen if pod not in reserved or expired(pod, reserved[pod])))
+    return ReconcileReport(waiting, tuple(pod for pod in unseen if pod not in reserved or expired(pod, reserved[pod])))
 
 
-def record(ledger: Ledger, pod: Key, held: Holding, view: View) -> None:
+def record(ledger: Ledger, pod: PodKey, held: PodUsage, view: NamespaceView) -> None:
     """Turn a reservation into usage, and charge a pod on a node what it holds there."""
     place = ledger.place(pod)
     real = view.actual(held)
     if place is None:
         if held.node:
             # It has its GPUs, whoever gave them to it: what is in use is in use.
-            ledger.put(pod, real or guessed(ledger, held, view), None)
+            ledger.put(pod, real or estimated_charge(ledger, held, view), None)
         return
     charge, since = place
     if since is not None or (real is not None and real != charge):
         ledger.put(pod, real or charge, None)
 
 
-def guessed(ledger: Ledger, held: Holding, view: View) -> Charge:
+def estimated_charge(ledger: Ledger, held: PodUsage, view: NamespaceView) -> Charge:
     """Say what a pod on an unknown card is charged: the first model it may run on."""
-    first = next(iter(candidates(ledger.quotas, held.wishes, view.cards)), Candidate(ANY, 0))
+    first = next(iter(candidates(ledger.quotas, held.options, view.cards)), Candidate(ANY, 0))
     return charge_on(first, partial(held.request.demand, unit_mib=view.unit_mib))[0]
 
 
-def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[Reason, ...]]:
+def admit_waiting(ledger: Ledger, view: NamespaceView, now_s: float) -> dict[PodKey, tuple[Reason, ...]]:
     """Charge pods that got in without a charge, as far as there is room, or say why there is none.
 
     Those that name a model come before those that leave the choice, and the older before the younger.
     """
-    waiting: dict[Key, tuple[Reason, ...]] = {}
+    waiting: dict[PodKey, tuple[Reason, ...]] = {}
     uncharged = [
-        (not held.wishes.models, held.created, pod)
+        (not held.options.models, held.created, pod)
         for pod, held in view.holdings.items()
         if not held.node and pod not in ledger
     ]
@@ -91,26 +93,29 @@ def admit_waiting(ledger: Ledger, view: View, now_s: float) -> dict[Key, tuple[R
         held = view.holdings[pod]
         demand = partial(held.request.demand, unit_mib=view.unit_mib)
         verdict = reserve(
-            ledger, Claim(pod, demand, held.wishes, view.cards, telling=view.telling), int(now_s), view.cluster_mode
+            ledger,
+            ChargeRequest(pod, demand, held.options, view.cards, remedies=view.remedies),
+            int(now_s),
+            view.cluster_mode,
         )
         if verdict.reasons:
             waiting[pod] = verdict.reasons
     # All at once: what is reserved in a row is added up as it comes, what is turned has to be added up anew.
     for _, _, pod in uncharged:
-        turn(ledger, pod)
+        mark_used(ledger, pod)
     return waiting
 
 
-def largest_holders(ledger: Ledger, holdings: Mapping[Key, Holding]) -> list[Holder]:
+def largest_holders(ledger: Ledger, holdings: Mapping[PodKey, PodUsage]) -> list[Holder]:
     """Name those who hold most, workloads as a whole."""
-    return top(
+    return top_holders(
         Holder(held.owner, place[0].model, cores=place[0].cores, memory_mib=place[0].memory_mib, pods=1)
         for pod, held in holdings.items()
         if (place := ledger.place(pod)) is not None
     )
 
 
-def top(holders: Iterable[Holder]) -> list[Holder]:
+def top_holders(holders: Iterable[Holder]) -> list[Holder]:
     """Put together what the same holder has of the same model, and give those who have most."""
     sums: dict[tuple[str, str], list[int]] = {}
     for each in holders:
@@ -124,7 +129,7 @@ def top(holders: Iterable[Holder]) -> list[Holder]:
     return sorted(found, key=lambda each: (-each.cores, -each.memory_mib, each.name, each.model))[:MAX_HOLDERS]
 
 
-def drop(ledger: Ledger, missing: Iterable[Key], alive: Collection[Key]) -> None:
+def drop_missing(ledger: Ledger, missing: Iterable[PodKey], alive: Collection[PodKey]) -> None:
     """Free what pods hold that were in no list made after the ledger was read."""
     for pod in missing:
         if pod not in alive:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from controller.certificates import Found
-from vcuda.ledger import Ledger, State
+from controller.certificate_controller import CertificateStatus
+from vcuda.ledger import Ledger, LedgerState
 
 LABELS = ("namespace", "quota", "type", "resource")
 
@@ -19,7 +19,7 @@ class Metrics:
         ledgers: Callable[[], Mapping[str, Ledger]],
         lag_s: Callable[[], float],
         is_leading: Callable[[], bool],
-        certificates: Callable[[], Found],
+        certificates: Callable[[], CertificateStatus],
     ) -> None:
         self._ledgers, self._lag_s, self._is_leading, self._certificates = ledgers, lag_s, is_leading, certificates
         self.registry = CollectorRegistry()
@@ -35,23 +35,23 @@ class Metrics:
         if leading:
             yield from certificate_series(self._certificates())
         ledgers = self._ledgers() if leading else {}
-        closed = sum(ledger.state is not State.OPEN for ledger in ledgers.values())
+        closed = sum(ledger.state is not LedgerState.OPEN for ledger in ledgers.values())
         yield GaugeMetricFamily("quotient_ledgers", "Namespaces that have a ledger", float(len(ledgers)))
         yield GaugeMetricFamily("quotient_ledgers_closed", "Ledgers that are being rebuilt", float(closed))
         hard = GaugeMetricFamily("quotient_quota_hard", "What a quota allows", labels=LABELS)
         used = GaugeMetricFamily("quotient_quota_used", "What pods use of it", labels=LABELS)
         reserved = GaugeMetricFamily("quotient_quota_reserved", "What is reserved for pods to come", labels=LABELS)
         for namespace, ledger in ledgers.items():
-            standing = ledger.standing
-            for key, most in standing.hard.items():
+            usage = ledger.usage
+            for key, most in usage.hard.items():
                 labels = (namespace, *key)
                 hard.add_metric(labels, most)
-                used.add_metric(labels, standing.used[key])
-                reserved.add_metric(labels, standing.reserved[key])
+                used.add_metric(labels, usage.used[key])
+                reserved.add_metric(labels, usage.reserved[key])
         yield from (hard, used, reserved)
 
 
-def certificate_series(found: Found) -> Iterator[Metric]:
+def certificate_series(found: CertificateStatus) -> Iterator[Metric]:
     """Show how long the CA is good, and what is being done about certificates."""
     if found.kept.current is not None:
         yield GaugeMetricFamily(

@@ -7,20 +7,19 @@ import threading
 
 import structlog
 
-from cluster import election
-from cluster.election import Elector
-from cluster.events import Recorder
+from cluster.events import EventRecorder
 from cluster.interface import Cluster
-from controller.certificates import CertificateKeeper, Terms
-from controller.keeping import Keeper
+from cluster.leader_election import ElectionTimings, LeaderElector
+from controller.certificate_controller import CertificateController, CertificateTerms
 from controller.metrics import Metrics
-from controller.owning import Ownership
-from ledger.books import Books
-from ledger.following import QuotaFollower
+from controller.owner_refs import OwnerReferences
+from controller.quota_controller import QuotaController
+from ledger.ledger_store import LedgerStore
+from ledger.quota_cache import QuotaCache
 from settings.configuration import Configuration
 from settings.probes import Probes
-from vcuda.language import language
 from vcuda.names import names_for
+from vcuda.scheme import build_scheme
 
 LEASE = "quotient-controller"
 GARBAGE = (50_000, 20, 20)
@@ -29,12 +28,14 @@ GARBAGE = (50_000, 20, 20)
 class Service:
     """The parts of a running controller, and how it is with them."""
 
-    def __init__(self, configuration: Configuration, cluster: Cluster, terms: election.Terms | None = None) -> None:
-        spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
-        owners = Ownership(cluster)
-        books = Books(cluster, configuration.system_namespace)
-        self.quotas = QuotaFollower(cluster, spoken, configuration.quota_by_default(), books)
-        self.elector = Elector(
+    def __init__(self, configuration: Configuration, cluster: Cluster, terms: ElectionTimings | None = None) -> None:
+        scheme = build_scheme(
+            names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies
+        )
+        owners = OwnerReferences(cluster)
+        ledger_store = LedgerStore(cluster, configuration.system_namespace)
+        self.quotas = QuotaCache(cluster, scheme, configuration.quota_by_default(), ledger_store)
+        self.elector = LeaderElector(
             cluster,
             LEASE,
             configuration.system_namespace,
@@ -43,20 +44,20 @@ class Service:
             on_start=self._begin_to_lead,
             owners=owners,
         )
-        self.keeper = Keeper(
+        self.quota_controller = QuotaController(
             cluster,
-            spoken,
+            scheme,
             configuration.system_namespace,
             self.quotas,
-            Recorder(cluster, "quotient-controller"),
+            EventRecorder(cluster, "quotient-controller"),
             cluster_mode=configuration.mode,
             is_leading=lambda: self.elector.leading,
             owners=owners,
         )
-        self.certificates = CertificateKeeper(
+        self.certificates = CertificateController(
             cluster,
             configuration.system_namespace,
-            Terms(
+            CertificateTerms(
                 names=configuration.served_names(),
                 port=configuration.webhook.port,
                 managed=configuration.certificates.manage,
@@ -66,7 +67,10 @@ class Service:
             owners=owners,
         )
         self.metrics = Metrics(
-            self.keeper.ledgers, self.keeper.lag_s, lambda: self.elector.leading, lambda: self.certificates.found
+            self.quota_controller.ledgers,
+            self.quota_controller.lag_s,
+            lambda: self.elector.leading,
+            lambda: self.certificates.found,
         )
         settings = configuration.controller
         self.probes = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
@@ -82,21 +86,21 @@ class Service:
         gc.set_threshold(*GARBAGE)
         self.probes.start()
         self.quotas.start()
-        self.keeper.start()
+        self.quota_controller.start()
         self.certificates.start()
         self.elector.start()
         self._log.info("controller_started", identity=self.elector.identity, ops_port=self.probes.port)
         return self
 
     def _begin_to_lead(self) -> None:
-        self.keeper.look_at_everything()
+        self.quota_controller.look_at_everything()
         self.certificates.look_again()
 
     def stop(self) -> None:
         """End, and leave the lease to another."""
         self.certificates.stop()
         self.elector.stop()
-        self.keeper.stop()
+        self.quota_controller.stop()
         self.quotas.stop()
         self.probes.stop()
 
@@ -108,11 +112,11 @@ class Service:
 
     def not_live(self) -> list[str]:
         """Say why the process should be started anew."""
-        amiss = [] if self.keeper.alive else ["a thread has ended that keeps the ledgers"]
+        amiss = [] if self.quota_controller.alive else ["a thread has ended that keeps the ledgers"]
         if not self.certificates.alive:
             amiss.append("a thread has ended that keeps the certificates")
         return amiss if self.elector.alive else [*amiss, "the elector has ended"]
 
     def not_ready(self) -> list[str]:
         """Say what is not known yet; a standby is ready, too."""
-        return [] if self.keeper.sight.synced else ["the cluster is not yet known"]
+        return [] if self.quota_controller.caches.synced else ["the cluster is not yet known"]

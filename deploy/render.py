@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
-from settings.configuration import Configuration, Webhook
+from settings.configuration import Configuration, WebhookSettings
 from tests.cluster.binaries import helm
 from vcuda.names import HAMI_CORES, HAMI_MEMORY, HAMI_MEMORY_PERCENT, NVIDIA_GPU
-from vcuda.vocabulary import Dialects
+from vcuda.vocabulary import VocabularyOptions
 from webhook.registration import registration
-from webhook.service import rules_of
+from webhook.service import admission_config_of
 
 HERE = Path(__file__).parent
 CHART = HERE / "chart"
@@ -60,10 +60,10 @@ def registration_template() -> str:
     configuration = Configuration(
         domain=DOMAIN,
         system_namespace=SYSTEM,
-        vocabularies=Dialects(nvidia_gpu=True, hami=True),
-        webhook=Webhook(binders=(BINDER,)),
+        vocabularies=VocabularyOptions(nvidia_gpu=True, hami=True),
+        webhook=WebhookSettings(binders=(BINDER,)),
     )
-    texts = [text_of(each) for each in registration(rules_of(configuration), f"{SYSTEM}/quotient-webhook")]
+    texts = [text_of(each) for each in registration(admission_config_of(configuration), f"{SYSTEM}/quotient-webhook")]
     return HEAD + "---\n".join(texts)
 
 

@@ -19,10 +19,10 @@ import structlog
 from msgspec import Struct
 
 from cluster.errors import ApiError, Conflict, NotFound
-from ledger.books import Books, Page
-from ledger.turns import Turns
+from ledger.ledger_store import LedgerStore, StoredLedger
+from ledger.workqueue import WorkQueue
 from vcuda.decision import Unavailable
-from vcuda.ledger import Ledger, State, Verdict, not_open
+from vcuda.ledger import ChargeResult, Ledger, LedgerState, ledger_not_open
 from vcuda.quota import Quota
 
 WORKERS = 4
@@ -36,20 +36,20 @@ LOOK_AGAIN_S = 0.05
 # What is remembered of ledgers saves a read; namespaces that are quiet do not need it.
 MAX_REMEMBERED = 256
 
-Change = Callable[[Ledger], Verdict]
-Done = Callable[[Verdict | Exception], None]
+LedgerChange = Callable[[Ledger], ChargeResult]
+OnResult = Callable[[ChargeResult | Exception], None]
 
 
-class Waiter(Struct, frozen=True):
+class PendingChange(Struct, frozen=True):
     """One change, and who waits for it until when."""
 
-    change: Change
+    change: LedgerChange
     until: float
-    done: Done
+    done: OnResult
     only_looks: bool = False
 
 
-class Counts:
+class CommitCounts:
     """What happened, for the metrics."""
 
     def __init__(self) -> None:
@@ -58,39 +58,41 @@ class Counts:
         self.batches: Counter[int] = Counter()
 
 
-class Charging(Protocol):
+class LedgerWriter(Protocol):
     """Who changes ledgers."""
 
-    def submit(self, namespace: str, change: Change, within_s: float, done: Done, *, only_looks: bool = False) -> None:
+    def submit(
+        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, only_looks: bool = False
+    ) -> None:
         """Change a ledger some time soon; `done` is called once, on any thread, with what came of it.
 
         Who only looks changes nothing, whatever `change` does, and does not make a ledger where there is none.
         """
         ...
 
-    def apply(self, namespace: str, change: Change, within_s: float, *, only_looks: bool = False) -> Verdict:
+    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, only_looks: bool = False) -> ChargeResult:
         """Change a ledger, and wait for what comes of it."""
         ...
 
 
-class Cashier:
+class LedgerCommitter:
     """Changes ledgers for many callers, on threads of its own."""
 
-    def __init__(self, books: Books, clock: Callable[[], float] = time.monotonic) -> None:
-        self._books, self._clock = books, clock
-        self.counts = Counts()
-        self._turns = Turns(clock)
+    def __init__(self, ledger_store: LedgerStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger_store, self._clock = ledger_store, clock
+        self.counts = CommitCounts()
+        self._turns = WorkQueue(clock)
         # Guards the queues: a waiter is in one, or in the hands of the one thread that serves its namespace.
         self._lock = threading.Lock()
-        self._waiting: dict[str, list[Waiter]] = {}
+        self._waiting: dict[str, list[PendingChange]] = {}
         self._stopping = False
-        self._remembered: dict[str, Page] = {}
+        self._remembered: dict[str, StoredLedger] = {}
         self._log = structlog.get_logger()
         self._threads = [
             threading.Thread(target=self._run, name=f"cashier-{index}", daemon=True) for index in range(WORKERS)
         ]
 
-    def start(self) -> "Cashier":
+    def start(self) -> "LedgerCommitter":
         """Begin."""
         for thread in self._threads:
             thread.start()
@@ -103,7 +105,7 @@ class Cashier:
             left = [waiter for waiters in self._waiting.values() for waiter in waiters]
             self._waiting.clear()
         self._turns.stop()
-        tell(left, Unavailable("this process is ending"))
+        complete_all(left, Unavailable("this process is ending"))
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(10)
@@ -113,20 +115,22 @@ class Cashier:
         """Whether all of its threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, namespace: str, change: Change, within_s: float, done: Done, *, only_looks: bool = False) -> None:
+    def submit(
+        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, only_looks: bool = False
+    ) -> None:
         """Change a ledger some time soon; `done` is called once, on another thread, with what came of it."""
         with self._lock:
             if self._stopping:
                 raise Unavailable("this process is ending")
-            waiter = Waiter(change, self._clock() + within_s, done, only_looks)
+            waiter = PendingChange(change, self._clock() + within_s, done, only_looks)
             self._waiting.setdefault(namespace, []).append(waiter)
         self._turns.want(namespace)
 
-    def apply(self, namespace: str, change: Change, within_s: float, *, only_looks: bool = False) -> Verdict:
+    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, only_looks: bool = False) -> ChargeResult:
         """Change a ledger, and wait for what comes of it."""
-        answer: Future[Verdict] = Future()
+        answer: Future[ChargeResult] = Future()
 
-        def done(outcome: Verdict | Exception) -> None:
+        def done(outcome: ChargeResult | Exception) -> None:
             if isinstance(outcome, Exception):
                 answer.set_exception(outcome)
             else:
@@ -145,41 +149,43 @@ class Cashier:
                 self._commit(namespace, waiters)
             except Exception as broken:  # the outermost frame of the thread
                 self._log.exception("commit_failed", namespace=namespace)
-                tell(waiters, broken)
+                complete_all(waiters, broken)
             finally:
                 self._turns.done(namespace)
 
-    def _take(self, namespace: str) -> list[Waiter]:
+    def _take(self, namespace: str) -> list[PendingChange]:
         with self._lock:
             return self._waiting.pop(namespace, [])
 
-    def _in_time(self, waiters: list[Waiter]) -> list[Waiter]:
+    def _in_time(self, waiters: list[PendingChange]) -> list[PendingChange]:
         """Tell those who cannot wait any longer; one who is late must not hurry the others."""
         last = self._clock() + MIN_CALL_S
         late = [waiter for waiter in waiters if waiter.until <= last]
-        tell(late, Unavailable("the ledger of the namespace could not be written in time; try again"))
+        complete_all(late, Unavailable("the ledger of the namespace could not be written in time; try again"))
         return [waiter for waiter in waiters if waiter.until > last]
 
-    def _commit(self, namespace: str, waiters: list[Waiter]) -> None:
+    def _commit(self, namespace: str, waiters: list[PendingChange]) -> None:
         """Write what is wanted of one ledger."""
         page = self._remembered.pop(namespace, None)
         for tries in range(MAX_TRIES):
             waiters = self._in_time(waiters)
             if not waiters:
                 return
-            books = self._books.bounded(max(MIN_CALL_S, min(waiter.until for waiter in waiters) - self._clock()))
+            ledger_store = self._ledger_store.bounded(
+                max(MIN_CALL_S, min(waiter.until for waiter in waiters) - self._clock())
+            )
             try:
                 is_fresh = page is None
-                page = page or books.read(namespace)
-                if page is None or page.ledger.state is State.WANTED:
-                    self._await(namespace, books, page, waiters)
+                page = page or ledger_store.read(namespace)
+                if page is None or page.ledger.state is LedgerState.WANTED:
+                    self._await(namespace, ledger_store, page, waiters)
                     return
-                outcomes, ledger = outcomes_of(page.ledger, waiters)
+                outcomes, ledger = apply_changes(page.ledger, waiters)
                 if not is_fresh and (ledger.changes == 0 or any(map(is_refused, outcomes))):
                     page = None
                     continue
                 if ledger.changes:
-                    page = books.write(page, ledger)
+                    page = ledger_store.write(page, ledger)
                     self.counts.writes += 1
             except (Conflict, NotFound):
                 self.counts.conflicts += 1
@@ -188,44 +194,46 @@ class Cashier:
                 continue
             except (ApiError, Unavailable) as broken:
                 # Whether it was written is not known. If it was, nobody comes for it, and it expires.
-                tell(waiters, Unavailable(f"the ledger of the namespace cannot be changed now: {broken}"))
+                complete_all(waiters, Unavailable(f"the ledger of the namespace cannot be changed now: {broken}"))
                 return
             self.counts.batches[len(waiters)] += 1
             self._remember(namespace, page)
             for waiter, outcome in zip(waiters, outcomes, strict=True):
                 waiter.done(outcome)
             return
-        tell(waiters, Unavailable("too many others write the ledger of this namespace; try again"))
+        complete_all(waiters, Unavailable("too many others write the ledger of this namespace; try again"))
 
-    def _await(self, namespace: str, books: Books, page: Page | None, waiters: list[Waiter]) -> None:
+    def _await(
+        self, namespace: str, ledger_store: LedgerStore, page: StoredLedger | None, waiters: list[PendingChange]
+    ) -> None:
         """Ask for a ledger that is not there, and look again soon; who only looks is answered as if it were empty."""
         looking = [waiter for waiter in waiters if waiter.only_looks]
-        outcomes, _ = outcomes_of(Ledger(namespace, State.OPEN), looking)
+        outcomes, _ = apply_changes(Ledger(namespace, LedgerState.OPEN), looking)
         for waiter, outcome in zip(looking, outcomes, strict=True):
             waiter.done(outcome)
         waiters = [waiter for waiter in waiters if not waiter.only_looks]
         if page is None and waiters:
-            books.want(namespace)
+            ledger_store.want(namespace)
         # Who cannot wait until the next look is told what he waited for, rather than nothing.
         last = self._clock() + MIN_CALL_S + 2 * LOOK_AGAIN_S
         for waiter in waiters:
             if waiter.until <= last:
-                waiter.done(Verdict(reasons=(not_open(State.WANTED),)))
+                waiter.done(ChargeResult(reasons=(ledger_not_open(LedgerState.WANTED),)))
         waiters = [waiter for waiter in waiters if waiter.until > last]
         with self._lock:
             if not self._stopping:
                 self._waiting[namespace] = waiters + self._waiting.get(namespace, [])
                 waiters = []
-        tell(waiters, Unavailable("this process is ending"))
+        complete_all(waiters, Unavailable("this process is ending"))
         self._turns.want(namespace, self._clock() + LOOK_AGAIN_S)
 
-    def _remember(self, namespace: str, page: Page) -> None:
+    def _remember(self, namespace: str, page: StoredLedger) -> None:
         self._remembered[namespace] = page
         while len(self._remembered) > MAX_REMEMBERED:
             self._remembered.pop(next(iter(self._remembered)), None)
 
 
-class Drawer:
+class InMemoryLedgers:
     """Ledgers that are kept in this process alone, open from the beginning: for files, and for trying out."""
 
     def __init__(self, quotas: Callable[[str], Sequence[Quota]] = lambda _: ()) -> None:
@@ -238,14 +246,16 @@ class Drawer:
         """Give the ledger of a namespace."""
         found = self.ledgers.get(namespace)
         if found is None:
-            found = self.ledgers[namespace] = Ledger(namespace, State.OPEN)
+            found = self.ledgers[namespace] = Ledger(namespace, LedgerState.OPEN)
             found.set_quotas(self._quotas(namespace), 0)
         return found
 
-    def submit(self, namespace: str, change: Change, within_s: float, done: Done, *, only_looks: bool = False) -> None:
+    def submit(
+        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, only_looks: bool = False
+    ) -> None:
         """Change a ledger at once."""
         try:
-            outcome: Verdict | Exception = self.apply(namespace, change, within_s, only_looks=only_looks)
+            outcome: ChargeResult | Exception = self.apply(namespace, change, within_s, only_looks=only_looks)
         except Exception as broken:  # the caller is told, as by a Cashier
             outcome = broken
         done(outcome)
@@ -253,20 +263,20 @@ class Drawer:
     def apply(
         self,
         namespace: str,
-        change: Change,
+        change: LedgerChange,
         within_s: float,  # noqa: ARG002 - nobody waits
         *,
         only_looks: bool = False,
-    ) -> Verdict:
+    ) -> ChargeResult:
         """Change a ledger at once, and say what came of it."""
         with self._lock:
             return change(self.ledger(namespace).copy() if only_looks else self.ledger(namespace))
 
 
-def outcomes_of(before: Ledger, waiters: list[Waiter]) -> tuple[list[Verdict | Exception], Ledger]:
+def apply_changes(before: Ledger, waiters: list[PendingChange]) -> tuple[list[ChargeResult | Exception], Ledger]:
     """Apply all changes to a copy of a ledger, one after another; one that fails changes nothing."""
     ledger = before.copy()
-    outcomes: list[Verdict | Exception] = []
+    outcomes: list[ChargeResult | Exception] = []
     for waiter in waiters:
         try:
             outcomes.append(waiter.change(ledger.copy() if waiter.only_looks else ledger))
@@ -275,12 +285,12 @@ def outcomes_of(before: Ledger, waiters: list[Waiter]) -> tuple[list[Verdict | E
     return outcomes, ledger
 
 
-def is_refused(outcome: Verdict | Exception) -> bool:
+def is_refused(outcome: ChargeResult | Exception) -> bool:
     """Tell whether a change was not made."""
     return isinstance(outcome, Exception) or bool(outcome.reasons)
 
 
-def tell(waiters: list[Waiter], outcome: Exception) -> None:
+def complete_all(waiters: list[PendingChange], outcome: Exception) -> None:
     """Give all who wait the same answer."""
     for waiter in waiters:
         waiter.done(outcome)

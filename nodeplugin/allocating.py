@@ -15,19 +15,37 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nodeplugin.bookkeeping import OWNER, PLACEMENT, TOKEN, Bookkeeper, in_order, owner_of
-from nodeplugin.cards import Fleet
-from nodeplugin.identity import Call, First, Listed, Target, Verdict, judged, several
-from nodeplugin.injecting import Injector
-from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError, UnknownPod
-from nodeplugin.offering import Resource, Stock, offer
-from nodeplugin.pods import BoundPod, Known, Pods
+from nodeplugin.allocation_store import OWNER, PLACEMENT, TOKEN, AllocationStore, in_order, owner_of
+from nodeplugin.attribution import (
+    Attribution,
+    Call,
+    ContainerTarget,
+    FirstCall,
+    KubeletListing,
+    ambiguous_message,
+    attribute_call,
+)
+from nodeplugin.cards import NodeCards
+from nodeplugin.checkpoint import ContainerAllocation, PodAllocation
+from nodeplugin.device_ids import CardDevices, Resource, offered_devices
+from nodeplugin.injection import Injector
+from nodeplugin.kubelet import CheckpointedContainer, Kubelet, KubeletError, ListedContainer, UnknownPod
+from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
-from nodeplugin.records import Allocation, Hold
-from vcuda.language import Language
-from vcuda.placement import encode_placement
-from vcuda.placing import Held, NoRoom, Policy, cards_of, peaks, place, promised, settled, why_not
+from vcuda.placement import (
+    GpuUsage,
+    InsufficientGpus,
+    PlacementStrategy,
+    card_uuids,
+    peak_usage,
+    place_pod,
+    placement_problem,
+    promised_usage,
+    slices_on_cards,
+)
+from vcuda.placement_annotation import encode_placement
 from vcuda.request import Role
+from vcuda.scheme import Scheme
 
 # How many pods the kubelet is asked about, one by one; it answers 10 at once.
 MOST_ASKED = 8
@@ -36,7 +54,7 @@ MOST_ASKED = 8
 DYING_S, OBEY_S, DYING_POLL_S = 10.0, 2.0, 0.05
 
 
-class Refused(Exception):  # noqa: N818 - not a fault of the program
+class AllocationRefused(Exception):  # noqa: N818 - not a fault of the program
     """The kubelet gets no GPU for this container; the message says why, and it shows it on the pod."""
 
 
@@ -44,7 +62,7 @@ class Pending(Struct, frozen=True):
     """The kubelet's listing when it asked which ids we prefer; the allocation follows at once. None: it gave none."""
 
     call: Call
-    listed: Sequence[Holding] | None
+    listed: Sequence[ListedContainer] | None
 
 
 class Allocator:
@@ -52,22 +70,22 @@ class Allocator:
 
     def __init__(
         self,
-        book: Bookkeeper,
-        spoken: Language,
-        fleet: Fleet,
+        book: AllocationStore,
+        scheme: Scheme,
+        node_cards: NodeCards,
         *,
-        pods: Pods,
+        pods: NodePods,
         kubelet: Kubelet,
         injection: Injector,
-        policy: Policy = Policy.BINPACK,
+        policy: PlacementStrategy = PlacementStrategy.BINPACK,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._book, self._spoken, self._fleet, self._pods = book, spoken, fleet, pods
+        self._book, self._scheme, self._node_cards, self._pods = book, scheme, node_cards, pods
         self._kubelet, self._injection, self._policy, self._clock = kubelet, injection, policy, clock
         # Guards what is remembered between the kubelet's calls.
         self._lock = threading.Lock()
         self._pending: Pending | None = None
-        self._before: First | None = None
+        self._before: FirstCall | None = None
         self._log = structlog.get_logger()
 
     # What is offered.
@@ -80,15 +98,15 @@ class Allocator:
                 cards = hold.cards_of(name)
                 for card, ids in zip(cards, shared_out(allocation.ids.get(resource, ()), len(cards)), strict=False):
                     held.setdefault(card, set()).update(ids)
-        return offer(
+        return offered_devices(
             resource,
             [
-                Stock(
-                    resource.units_of(card, self._spoken.unit_mib),
-                    self._fleet.condition(card.uuid),
+                CardDevices(
+                    resource.units_of(card, self._scheme.unit_mib),
+                    self._node_cards.condition(card.uuid),
                     frozenset(held.get(card.uuid, ())),
                 )
-                for card in self._fleet.cards()
+                for card in self._node_cards.cards()
             ],
         )
 
@@ -107,7 +125,7 @@ class Allocator:
         chosen = [*must, *rest]
         call = Call(resource, frozenset(chosen))
         try:
-            listed: Sequence[Holding] | None = self._taken_up(call)
+            listed: Sequence[ListedContainer] | None = self._taken_up(call)
         except Exception as away:  # the outermost frame of the call: an error would cost the pod its life
             self._log.warning("kubelet_does_not_list", cause=str(away))
             listed = None
@@ -126,19 +144,21 @@ class Allocator:
         target, firsts = self._recognised(call, before, same.listed if same else None)
         if target is None:
             with self._lock:
-                self._before = First(call, firsts)
+                self._before = FirstCall(call, firsts)
             return api.ContainerAllocateResponse()
         return self._give(target, call)
 
     def prestart(self, resource: Resource, ids: Sequence[str]) -> None:
         """Check that a container which is about to start has what was given to it, and nothing else."""
-        wanted, name = frozenset(ids), resource.name_in(self._spoken.names)
+        wanted, name = frozenset(ids), resource.name_in(self._scheme.names)
         kept = self._kubelet.kept()
         owners = [each for each in kept if each.resource == name and each.ids == wanted]
         if not owners:
             owners = self._owners_in_book(resource, wanted)
         if not owners:
-            raise Refused(f"nobody knows to which container these {len(wanted)} {name} were given; delete the pod")
+            raise AllocationRefused(
+                f"nobody knows to which container these {len(wanted)} {name} were given; delete the pod"
+            )
         known = self._pods.known()
         # Ids may be an init container's and then its pod's others'; what is right for all is right for the one.
         faults = [
@@ -146,11 +166,11 @@ class Allocator:
             for uid, container in dict.fromkeys((each.uid, each.container) for each in owners)
         ]
         if all(faults):
-            raise Refused(faults[0])
+            raise AllocationRefused(faults[0])
 
     # Who is it?
 
-    def _taken_up(self, call: Call) -> Sequence[Holding]:
+    def _taken_up(self, call: Call) -> Sequence[ListedContainer]:
         """Ask the kubelet whom it has taken up: about the one pod that waits, or, if that leaves a doubt, about all."""
         known, holds = self._pods.known(), self._book.holds()
         wait = waiting(known, holds)
@@ -158,28 +178,28 @@ class Allocator:
             pod = known[wait[0]]
             with suppress(KubeletError):
                 told = self._kubelet.held_by(pod.metadata.namespace, pod.metadata.name)
-                if self._judged(call, self._before, Listed(self._spoken.names, told), known).is_clear:
+                if self._judged(call, self._before, KubeletListing(self._scheme.names, told), known).is_clear:
                     return told
         return self._kubelet.listed()
 
-    def _judged(self, call: Call, before: First | None, seen: Listed, known: Known) -> Verdict:
+    def _judged(self, call: Call, before: FirstCall | None, seen: KubeletListing, known: PodsByUid) -> Attribution:
         booked = {uid: hold.containers for uid, hold in self._book.holds().items()}
-        return judged(call, before, seen, known, booked, written=self._kubelet.written)
+        return attribute_call(call, before, seen, known, booked, written=self._kubelet.written)
 
     def _recognised(
-        self, call: Call, before: First | None, listed: Sequence[Holding] | None
-    ) -> tuple[Target | None, frozenset[str]]:
+        self, call: Call, before: FirstCall | None, listed: Sequence[ListedContainer] | None
+    ) -> tuple[ContainerTarget | None, frozenset[str]]:
         """Say for whom a call is: a container that gets everything now; or nobody yet, and the pods it may be of.
 
         What the informer has heard is asked first. If that leaves a doubt, the API server itself is: the kubelet may
         have heard of a pod before us, or of another one under the same name.
         """
-        verdict: Verdict | None = None
+        verdict: Attribution | None = None
         for is_fresh in (False, True):
             known = self._pods.asked() if is_fresh else self._pods.known()
             if known is None:
                 continue
-            seen = self._listed(call, known) if listed is None else Listed(self._spoken.names, listed)
+            seen = self._listed(call, known) if listed is None else KubeletListing(self._scheme.names, listed)
             if seen is None:
                 continue
             verdict = self._judged(call, before, seen, known)
@@ -192,16 +212,18 @@ class Allocator:
             self._check_left_out(verdict.lasts[0])
             return verdict.lasts[0], frozenset()
         if verdict.lasts:
-            raise Refused(several((*verdict.lasts, *verdict.firsts)))
+            raise AllocationRefused(ambiguous_message((*verdict.lasts, *verdict.firsts)))
         if not verdict.firsts:
-            name = call.resource.name_in(self._spoken.names)
-            raise Refused(f"no pod that is known on this node waits for {call.count} {name}; static pods get no GPUs")
+            name = call.resource.name_in(self._scheme.names)
+            raise AllocationRefused(
+                f"no pod that is known on this node waits for {call.count} {name}; static pods get no GPUs"
+            )
         return None, frozenset(each.pod.uid for each in verdict.firsts)
 
-    def _is_booked(self, target: Target) -> bool:
+    def _is_booked(self, target: ContainerTarget) -> bool:
         return target.container in self._book.containers_of(target.pod.uid)
 
-    def _listed(self, call: Call, known: Known) -> Listed | None:
+    def _listed(self, call: Call, known: PodsByUid) -> KubeletListing | None:
         """Ask about the pods whose ids are used again, or that wait; None if the kubelet tells nothing of them.
 
         Kubelets before 1.34 cannot be asked about one pod: then it is one of those whose ids these were.
@@ -212,7 +234,7 @@ class Allocator:
             for hold in holds.values()
             if call.ids & {each for given in hold.containers.values() for each in given.ids.get(call.resource, ())}
         ]
-        told: list[Holding] = []
+        told: list[ListedContainer] = []
         answered = False
         for uid in (reusing or waiting(known, holds))[:MOST_ASKED]:
             if (pod := known.get(uid)) is None:
@@ -225,31 +247,37 @@ class Allocator:
             except KubeletError as away:
                 self._log.warning("kubelet_does_not_tell", pod=pod.title, cause=str(away))
         if answered:
-            return Listed(self._spoken.names, told)
+            return KubeletListing(self._scheme.names, told)
         found = [known[uid].metadata for uid in reusing if uid in known]
-        return Listed(self._spoken.names, bare=[(each.namespace, each.name) for each in found]) if found else None
+        return (
+            KubeletListing(self._scheme.names, bare=[(each.namespace, each.name) for each in found]) if found else None
+        )
 
-    def _unlisted(self, call: Call, before: First | None) -> tuple[None, frozenset[str]]:
+    def _unlisted(self, call: Call, before: FirstCall | None) -> tuple[None, frozenset[str]]:
         """Answer where the kubelet lists nobody: a first call needs no name, a second cannot do without."""
         if before is not None and before.call.resource is call.resource.other:
-            raise Refused("the kubelet does not list its containers, so it cannot be told which one this is for")
+            raise AllocationRefused(
+                "the kubelet does not list its containers, so it cannot be told which one this is for"
+            )
         return None, frozenset(self._pods.known())
 
-    def _check_left_out(self, target: Target) -> None:
+    def _check_left_out(self, target: ContainerTarget) -> None:
         """Refuse a pod whose init container was given nothing, because this plugin began between its two calls."""
         if not any(each.role is Role.INIT for each in target.pod.request.containers):
             return
         # The kubelet writes a container down when it is done with it.
         done = self._kubelet.written(target.pod.uid) or set()
         if left_out := done.difference(self._book.containers_of(target.pod.uid)):
-            raise Refused(f"{target.pod.title}: {', '.join(sorted(left_out))} was given nothing; make the pod again")
+            raise AllocationRefused(
+                f"{target.pod.title}: {', '.join(sorted(left_out))} was given nothing; make the pod again"
+            )
 
     # What does it get?
 
-    def _give(self, target: Target, call: Call) -> api.ContainerAllocateResponse:
+    def _give(self, target: ContainerTarget, call: Call) -> api.ContainerAllocateResponse:
         pod, container = target.pod, target.container
         if pod.mistake:
-            raise Refused(f"{target.title}: {pod.mistake}")
+            raise AllocationRefused(f"{target.title}: {pod.mistake}")
         ids = {call.resource: in_order(call.ids)}
         if target.other_ids:
             ids[call.resource.other] = in_order(target.other_ids)
@@ -258,7 +286,7 @@ class Allocator:
         try:
             answer = self._injection.answer(pod, container, allocation, hold.placed[container])
         except OSError as wrong:
-            raise Refused(f"{target.title}: what it needs cannot be prepared on this node: {wrong}") from None
+            raise AllocationRefused(f"{target.title}: what it needs cannot be prepared on this node: {wrong}") from None
         answer.annotations[PLACEMENT] = encode_placement(hold.placed)
         answer.annotations[TOKEN] = allocation.token
         answer.annotations[OWNER] = owner_of(pod.uid, container)
@@ -271,18 +299,18 @@ class Allocator:
             chosen_here=hold.chosen_here,
         )
         # What was given was offered before; only beside a card that is closed does that change what is offered.
-        if hold.chosen_here or any(self._fleet.condition(card.uuid).closed for card in self._fleet.cards()):
+        if hold.chosen_here or any(self._node_cards.condition(card.uuid).closed for card in self._node_cards.cards()):
             self._book.tell()
         return answer
 
-    def _held_with(self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]]) -> Hold:
+    def _held_with(self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]]) -> PodAllocation:
         """Place a pod, once, and note what a container of it gets.
 
         Where there seems to be no room, or not where it was placed, look again at who has ended: only then deviate.
         """
         try:
             return self._noted(pod, container, ids, self._pods.known(), obey=True)
-        except NoRoom:
+        except InsufficientGpus:
             pass
         fresh = self._pods.asked()
         began = self._clock()
@@ -293,79 +321,85 @@ class Allocator:
                 return self._noted(
                     pod, container, ids, fresh or self._pods.known(), obey=bool(dying) and waited_s < OBEY_S
                 )
-            except NoRoom as full:
+            except InsufficientGpus as full:
                 wrong = str(full)
             # A pod that was deleted without grace is gone before its processes are; they will be in a moment.
             if not dying or waited_s > DYING_S:
-                raise Refused(f"{pod.title}: {wrong}")
+                raise AllocationRefused(f"{pod.title}: {wrong}")
             time.sleep(DYING_POLL_S)
 
     def _noted(
-        self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]], known: Known, *, obey: bool
-    ) -> Hold:
+        self, pod: BoundPod, container: str, ids: dict[Resource, tuple[str, ...]], known: PodsByUid, *, obey: bool
+    ) -> PodAllocation:
         """Decide and write down in one go: between the two nobody else may be given the same."""
         with self._book.lock:
             hold = self._book.holds().get(pod.uid) or self._decided(pod, known, obey=obey)
             before = hold.containers.get(container)
-            allocation = Allocation(before.token if before else secrets.token_hex(8), ids, self._injection.way)
+            allocation = ContainerAllocation(before.token if before else secrets.token_hex(8), ids, self._injection.way)
             hold = replace(hold, containers=hold.containers | {container: allocation})
             self._book.put(hold)
             return hold
 
-    def _decided(self, pod: BoundPod, known: Known, *, obey: bool) -> Hold:
-        unit_mib = self._spoken.unit_mib
+    def _decided(self, pod: BoundPod, known: PodsByUid, *, obey: bool) -> PodAllocation:
+        unit_mib = self._scheme.unit_mib
         rooms = self._book.rooms()
         placed, chosen_here = pod.placed, False
-        wrong = "" if placed is None else why_not(pod.request, placed, rooms, unit_mib=unit_mib, wishes=pod.wishes)
+        wrong = (
+            ""
+            if placed is None
+            else placement_problem(pod.request, placed, rooms, unit_mib=unit_mib, options=pod.options)
+        )
         if wrong and obey:
-            raise NoRoom(wrong)
+            raise InsufficientGpus(wrong)
         if placed is None or wrong:
             if wrong:
                 self._log.warning("placement_impossible", pod=pod.title, uid=pod.uid, cause=wrong)
             try:
-                placed = place(
+                placed = place_pod(
                     pod.request,
                     self._book.rooms(self._expected(pod, known)),
                     unit_mib=unit_mib,
-                    wishes=pod.wishes,
+                    options=pod.options,
                     policy=self._policy,
                 )
-            except NoRoom as full:
-                raise NoRoom(f"its placement is impossible ({wrong}), and {full}" if wrong else str(full)) from None
+            except InsufficientGpus as full:
+                raise InsufficientGpus(
+                    f"its placement is impossible ({wrong}), and {full}" if wrong else str(full)
+                ) from None
             chosen_here = True
         else:
-            placed = settled(pod.request, cards_of(placed), self._fleet.gpus(), unit_mib)
-        return Hold(
+            placed = slices_on_cards(pod.request, card_uuids(placed), self._node_cards.gpus(), unit_mib)
+        return PodAllocation(
             uid=pod.uid,
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
             placed=placed,
-            held=peaks(pod.request, placed),
+            held=peak_usage(pod.request, placed),
             chosen_here=chosen_here,
         )
 
-    def _expected(self, pod: BoundPod, known: Known) -> list[Mapping[str, Held]]:
+    def _expected(self, pod: BoundPod, known: PodsByUid) -> list[Mapping[str, GpuUsage]]:
         """List what other pods were promised that are bound here and have not come yet."""
-        gpus, unit_mib = self._fleet.gpus(), self._spoken.unit_mib
+        gpus, unit_mib = self._node_cards.gpus(), self._scheme.unit_mib
         return [
-            promised(other.request, other.placed, gpus, unit_mib)
+            promised_usage(other.request, other.placed, gpus, unit_mib)
             for other in known.values()
             if other.placed and not other.has_ended and other.uid != pod.uid and other.uid not in self._book.holds()
         ]
 
     # May it start?
 
-    def _check_start(self, uid: str, container: str, known: Known, kept: Sequence[Kept]) -> str:
+    def _check_start(self, uid: str, container: str, known: PodsByUid, kept: Sequence[CheckpointedContainer]) -> str:
         """Refuse a container that does not hold what it was given; say what is wrong with its cards, if anything."""
         pod = known.get(uid)
         title = f"{pod.title if pod else uid} container {container}"
         answers = [each.answer for each in kept if each.container == container]
         owners = {each.annotations[OWNER] for each in answers if OWNER in each.annotations}
         if owners - {owner_of(uid, container)}:
-            raise Refused(f"{title}: the kubelet holds another container's answer for it; delete the pod")
+            raise AllocationRefused(f"{title}: the kubelet holds another container's answer for it; delete the pod")
         hold = self._book.hold_of(uid, container, kept, pod)
         if hold is None:
-            raise Refused(
+            raise AllocationRefused(
                 f"{title}: no GPU was given to it here; delete the pod, and it is given one (static pods are not)"
             )
         allocation, slices = hold.containers[container], hold.placed.get(container, ())
@@ -373,34 +407,34 @@ class Allocator:
         tokens = {each.annotations[TOKEN] for each in given}
         if answers and allocation.token and tokens != {allocation.token}:
             what = "an older answer" if tokens else "an empty answer"
-            raise Refused(f"{title}: the kubelet holds {what} for it; delete the pod")
+            raise AllocationRefused(f"{title}: the kubelet holds {what} for it; delete the pod")
         fault = self._card_fault(title, hold.cards_of(container))
         if not fault and any(self._injection.is_outdated(each, slices) for each in given):
-            raise Refused(f"{title}: its GPU has another device node since the last boot; delete the pod")
+            raise AllocationRefused(f"{title}: its GPU has another device node since the last boot; delete the pod")
         if pod is not None and allocation.token:
             try:
                 self._injection.prepare(pod, container, allocation, slices)
             except OSError as wrong:
-                raise Refused(f"{title}: what it needs cannot be prepared on this node: {wrong}") from None
+                raise AllocationRefused(f"{title}: what it needs cannot be prepared on this node: {wrong}") from None
         return fault
 
     def _card_fault(self, title: str, cards: Sequence[str]) -> str:
         for uuid in cards:
-            card, fault = self._fleet.get(uuid), self._fleet.condition(uuid).fault
+            card, fault = self._node_cards.get(uuid), self._node_cards.condition(uuid).fault
             if card is None or fault:
                 return f"{title}: its GPU {uuid} cannot be used: {fault or 'it is not on this node any more'}"
         return ""
 
-    def _owners_in_book(self, resource: Resource, ids: frozenset[str]) -> list[Kept]:
+    def _owners_in_book(self, resource: Resource, ids: frozenset[str]) -> list[CheckpointedContainer]:
         return [
-            Kept(uid, name, resource, ids)
+            CheckpointedContainer(uid, name, resource, ids)
             for uid, hold in self._book.holds().items()
             for name, allocation in hold.containers.items()
             if frozenset(allocation.ids.get(resource, ())) == ids
         ]
 
 
-def waiting(known: Known, holds: Mapping[str, Hold]) -> list[str]:
+def waiting(known: PodsByUid, holds: Mapping[str, PodAllocation]) -> list[str]:
     """Name the pods of which some container has nothing yet."""
     return [
         pod.uid

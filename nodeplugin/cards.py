@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 
+from vcuda.gpu_model import parse_model
 from vcuda.inventory import Gpu
-from vcuda.model import parse_model
 
 UNKNOWN_MODEL = "unknown"
 MISSING = "the driver does not show it any more"
@@ -49,7 +49,7 @@ class Card(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True
         return self.memory_mib // unit_mib or 1
 
 
-class Condition(Struct, frozen=True):
+class CardCondition(Struct, frozen=True):
     """How a card is: what is wrong with it, if anything, and why it takes no new containers."""
 
     fault: str = ""
@@ -66,7 +66,7 @@ class Condition(Struct, frozen=True):
         return self.fault or self.cordon
 
 
-def published(card: Card, condition: Condition, isolation: str) -> Gpu:
+def published(card: Card, condition: CardCondition, isolation: str) -> Gpu:
     """Write a card as it is published."""
     return Gpu(
         uuid=card.uuid,
@@ -84,7 +84,7 @@ def published(card: Card, condition: Condition, isolation: str) -> Gpu:
     )
 
 
-class Fleet:
+class NodeCards:
     """All cards of this node and how each is. Those that were there once and are missing now are sick.
 
     A card that the driver no longer shows may still answer when it is asked: one that was put into MIG mode does. So
@@ -150,11 +150,11 @@ class Fleet:
         with self._lock:
             return self._cards.get(uuid)
 
-    def condition(self, uuid: str) -> Condition:
+    def condition(self, uuid: str) -> CardCondition:
         """Say how a card is."""
         with self._lock:
             fault = self._faults.get(uuid, "") or (MISSING if uuid in self._missing else "")
-            return Condition(fault, self._cordons.get(uuid, ""))
+            return CardCondition(fault, self._cordons.get(uuid, ""))
 
     def gpus(self, isolation: str = "none") -> tuple[Gpu, ...]:
         """Give all cards as they are published."""

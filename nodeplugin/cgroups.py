@@ -17,14 +17,14 @@ CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 BARE_UID = 32
 
 
-class Place(Struct, frozen=True):
+class ProcessOwner(Struct, frozen=True):
     """Where a process runs: the pod's uid, and the container's id, which may be missing."""
 
     uid: str
     container_id: str = ""
 
 
-def place_in(text: str, known: Collection[str] = ()) -> Place | None:
+def place_in(text: str, known: Collection[str] = ()) -> ProcessOwner | None:
     """Find the container in what the kernel says of a process; of nested pods, a known one, else the outermost."""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
@@ -33,7 +33,7 @@ def place_in(text: str, known: Collection[str] = ()) -> Place | None:
             continue
         chosen = next((each for each in found if uid_of(each[1], known) in known), found[0])
         ids = CONTAINER.findall(path, chosen.end())
-        return Place(uid_of(chosen[1], known), ids[0] if ids else "")
+        return ProcessOwner(uid_of(chosen[1], known), ids[0] if ids else "")
     return None
 
 
@@ -45,7 +45,7 @@ def uid_of(text: str, known: Collection[str] = ()) -> str:
     return "-".join((bare[:8], bare[8:12], bare[12:16], bare[16:20], bare[20:]))
 
 
-def place_of(pid: int, known: Collection[str] = (), proc: Path = Path("/proc")) -> Place | None:
+def place_of(pid: int, known: Collection[str] = (), proc: Path = Path("/proc")) -> ProcessOwner | None:
     """Find the container of a process; None if it is in none, or has ended."""
     with suppress(OSError):
         return place_in((proc / str(pid) / "cgroup").read_text(), known)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import structlog
 
-from nodeplugin.cards import Card, Fleet
+from nodeplugin.cards import Card, NodeCards
 from nodeplugin.nvml import Driver, DriverError
-from settings.configuration import Health
+from settings.configuration import HealthSettings
 
 # Reported for every card that the driver cannot name.
 ALL = ""
@@ -23,20 +23,20 @@ LISTEN_S = 1.0
 HANGS_S = 10.0
 
 
-class Watch:
+class HealthWatcher:
     """Watches over the cards of a fleet, and tells when one falls sick or is well again."""
 
     def __init__(
         self,
         driver: Driver,
-        fleet: Fleet,
-        settings: Health,
+        node_cards: NodeCards,
+        settings: HealthSettings,
         on_change: Callable[[], None],
         *,
         rediscover: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._driver, self._fleet, self._settings = driver, fleet, settings
+        self._driver, self._node_cards, self._settings = driver, node_cards, settings
         self._on_change, self._rediscover, self._clock = on_change, rediscover, clock
         # Guards what is known of each card, which two threads learn.
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class Watch:
         self._log.warning("xid", card=uuid or "unknown", xid=xid, counts=counts)
         if not counts:
             return
-        for card in self._fleet.cards():
+        for card in self._node_cards.cards():
             if uuid in {ALL, card.uuid, card.parent}:
                 with self._lock:
                     self._errors[card.uuid] = xid, self._clock()
@@ -86,7 +86,7 @@ class Watch:
 
     def look(self) -> None:
         """Look at every card once."""
-        for card in self._fleet.cards():
+        for card in self._node_cards.cards():
             self._asking = card.uuid, self._clock()
             self._note(card, self._driver.fault_of(card))
             self._asking = None
@@ -111,9 +111,9 @@ class Watch:
     def judge(self) -> None:
         """Decide for every card how it is, and tell if that is news."""
         is_news = False
-        for card in self._fleet.cards():
+        for card in self._node_cards.cards():
             fault = self._fault(card)
-            if self._fleet.fault(card.uuid, fault):
+            if self._node_cards.fault(card.uuid, fault):
                 is_news = True
                 self._log.warning("card_is_sick" if fault else "card_is_well", card=card.uuid, cause=fault)
         if is_news:
@@ -128,13 +128,13 @@ class Watch:
                 return f"XID {xid}"
             self._errors.pop(card.uuid, None)
         # One that did not answer once keeps its state until it is asked again.
-        return self._fleet.noted(card.uuid) if self._silent.get(card.uuid) else ""
+        return self._node_cards.noted(card.uuid) if self._silent.get(card.uuid) else ""
 
     def _listen(self) -> None:
         listening: tuple[Card, ...] = ()
         while not self._ending.is_set():
             try:
-                if listening != (cards := self._fleet.cards()):
+                if listening != (cards := self._node_cards.cards()):
                     self._driver.listen(cards)
                     listening = cards
                 if (event := self._driver.wait(min(self._settings.poll_s, LISTEN_S))) is not None:

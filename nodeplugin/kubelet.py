@@ -39,7 +39,7 @@ class UnknownPod(KubeletError):  # noqa: N818 - an answer
     """The kubelet has not taken this pod up."""
 
 
-class Holding(Struct, frozen=True):
+class ListedContainer(Struct, frozen=True):
     """A container as the kubelet lists it. Its devices are read when they are asked for: a node has thousands."""
 
     namespace: str
@@ -56,7 +56,7 @@ class Holding(Struct, frozen=True):
         return frozenset(each for part in self.devices if part.resource_name == resource for each in part.device_ids)
 
 
-class Kept(Struct, frozen=True):
+class CheckpointedContainer(Struct, frozen=True):
     """What the kubelet keeps for a container and a resource: the ids, and the answer it got for them."""
 
     uid: str
@@ -74,7 +74,7 @@ class Kept(Struct, frozen=True):
         return found
 
 
-class Entry(Struct, frozen=True):
+class CheckpointEntry(Struct, frozen=True):
     """An entry of the kubelet's own file; older ones list ids without NUMA nodes."""
 
     uid: str = field(name="PodUID")
@@ -84,16 +84,16 @@ class Entry(Struct, frozen=True):
     answer: str | None = field(name="AllocResp", default=None)
 
 
-class Data(Struct, frozen=True):
+class CheckpointData(Struct, frozen=True):
     """All entries."""
 
-    entries: list[Entry] | None = field(name="PodDeviceEntries", default=None)
+    entries: list[CheckpointEntry] | None = field(name="PodDeviceEntries", default=None)
 
 
-class Checkpoint(Struct, frozen=True):
+class KubeletCheckpoint(Struct, frozen=True):
     """The kubelet's file, as far as it concerns us."""
 
-    data: Data = field(name="Data")
+    data: CheckpointData = field(name="Data")
 
 
 class Kubelet:
@@ -126,40 +126,40 @@ class Kubelet:
             try:
                 api_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_S)
             except grpc.RpcError as wrong:
-                raise KubeletError(f"{resource} was not registered: {told(wrong)}") from None
+                raise KubeletError(f"{resource} was not registered: {grpc_error(wrong)}") from None
 
     def greet(self) -> None:
         """Have the connection made before it is needed, by a question that has no side effect."""
         with suppress(KubeletError):
             self.held_by("default", "nobody")
 
-    def listed(self) -> list[Holding]:
+    def listed(self) -> list[ListedContainer]:
         """List what containers hold. Never while an Allocate is being answered: the kubelet would forget that one."""
-        answer = patiently(lambda: self._lister.List(resources.ListPodResourcesRequest(), timeout=CALL_S))
-        return [held for pod in answer.pod_resources for held in holdings_of(pod)]
+        answer = retry_while_busy(lambda: self._lister.List(resources.ListPodResourcesRequest(), timeout=CALL_S))
+        return [held for pod in answer.pod_resources for held in listed_containers(pod)]
 
-    def held_by(self, namespace: str, pod: str) -> list[Holding]:
+    def held_by(self, namespace: str, pod: str) -> list[ListedContainer]:
         """Say what the containers of one pod hold; has no side effect, and is not known to kubelets before 1.34."""
         request = resources.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         try:
-            return holdings_of(patiently(lambda: self._lister.Get(request, timeout=CALL_S)).pod_resources)
+            return listed_containers(retry_while_busy(lambda: self._lister.Get(request, timeout=CALL_S)).pod_resources)
         except KubeletError as wrong:
             if "not found" in str(wrong):
                 raise UnknownPod(str(wrong)) from None
             raise
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[CheckpointedContainer]:
         """Read what the kubelet wrote down; nothing if that is not there or cannot be read."""
-        return [kept_of(entry) for entry in self._entries() or ()]
+        return [checkpointed_container(entry) for entry in self._entries() or ()]
 
     def written(self, uid: str) -> set[str] | None:
         """Name the containers of a pod that the kubelet wrote down; None if that is not there or cannot be read."""
         entries = self._entries()
         return None if entries is None else {entry.container for entry in entries if entry.uid == uid}
 
-    def _entries(self) -> list[Entry] | None:
+    def _entries(self) -> list[CheckpointEntry] | None:
         try:
-            found = decoder_for(Checkpoint).decode((self.plugins / CHECKPOINT).read_bytes())
+            found = decoder_for(KubeletCheckpoint).decode((self.plugins / CHECKPOINT).read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeError):
             return None
         return found.data.entries or []
@@ -177,7 +177,7 @@ def plugin_options() -> api.DevicePluginOptions:
     return api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
-def patiently(ask: Callable[[], T]) -> T:
+def retry_while_busy(ask: Callable[[], T]) -> T:
     """Ask, and ask again where the kubelet has been asked too often."""
     for remaining in reversed(range(TRIES)):
         try:
@@ -185,26 +185,26 @@ def patiently(ask: Callable[[], T]) -> T:
         except grpc.RpcError as wrong:
             is_busy = wrong.code() in {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
             if not is_busy or not remaining:
-                raise KubeletError(told(wrong)) from None
+                raise KubeletError(grpc_error(wrong)) from None
             time.sleep(RETRY_S * random.uniform(1, 2))
     raise KubeletError("not asked")
 
 
-def told(wrong: grpc.RpcError) -> str:
+def grpc_error(wrong: grpc.RpcError) -> str:
     """Say what a call failed with."""
     return f"{wrong.code().name}: {wrong.details()}"
 
 
-def holdings_of(pod: resources.PodResources) -> list[Holding]:
+def listed_containers(pod: resources.PodResources) -> list[ListedContainer]:
     """List the containers of a pod."""
-    return [Holding(pod.namespace, pod.name, container.name, container.devices) for container in pod.containers]
+    return [ListedContainer(pod.namespace, pod.name, container.name, container.devices) for container in pod.containers]
 
 
-def kept_of(entry: Entry) -> Kept:
+def checkpointed_container(entry: CheckpointEntry) -> CheckpointedContainer:
     """Read one entry."""
     parts: Iterable[list[str] | None] = entry.ids.values() if isinstance(entry.ids, dict) else [entry.ids]
     packed = b""
     with suppress(ValueError):
         packed = base64.b64decode(entry.answer or "")
     ids = frozenset(each for part in parts for each in part or ())
-    return Kept(entry.uid, entry.container, entry.resource, ids, packed)
+    return CheckpointedContainer(entry.uid, entry.container, entry.resource, ids, packed)

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nodeplugin.sampling import CardSample, ContainerSample, Sample
-from vcuda.memory import MIB
-from vcuda.vocabulary import WHOLE
+from vcuda.memory_units import MIB
+from vcuda.vocabulary import CORES_PER_CARD
 
 POD_LABELS = ("pod_name", "namespace", "node", "container_name")
 CARD_LABELS = ("node", "uuid", "index", "model")
@@ -97,7 +97,7 @@ def ancestors_series(node: str, containers: Iterable[ContainerSample]) -> Iterat
             memory.add_metric([*labels, card], each.used_mib)
         used.add_metric([*labels, TOTAL], sum(each.utilization for each in parts))
         memory.add_metric([*labels, TOTAL], sum(each.used_mib for each in parts))
-        wanted.add_metric([*labels, TOTAL], sum(each.given.cores for each in parts) / WHOLE)
+        wanted.add_metric([*labels, TOTAL], sum(each.given.cores for each in parts) / CORES_PER_CARD)
         wanted_memory.add_metric([*labels, TOTAL], sum(each.given.memory_mib for each in parts))
     yield from (used, memory, wanted, wanted_memory)
 
@@ -178,4 +178,4 @@ def container_series(node: str, containers: Iterable[ContainerSample], isolation
 
 def isolation_of(each: ContainerSample, isolation: str) -> str:
     """Say what holds a container to its share."""
-    return "exclusive" if each.given.cores >= WHOLE else isolation
+    return "exclusive" if each.given.cores >= CORES_PER_CARD else isolation

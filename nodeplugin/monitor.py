@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from werkzeug.serving import make_server
 
-from cluster.access import Doorkeeper
+from cluster.authorization import CachedAuthorizer
 from nodeplugin.metrics import isolation_of
 from nodeplugin.sampling import Sample
-from settings.configuration import Monitor as Settings
+from settings.configuration import MonitorSettings as Settings
 from settings.probes import TEXT, Check, QuietHandler
 from vcuda.decision import Unavailable
-from vcuda.vocabulary import WHOLE
+from vcuda.vocabulary import CORES_PER_CARD
 
 JSON, HTML = "application/json", "text/html; charset=utf-8"
 STATUS = {
@@ -41,7 +41,7 @@ STYLE = (
 )
 
 
-class Monitor:
+class MonitorServer:
     """Serves the page."""
 
     def __init__(
@@ -50,13 +50,13 @@ class Monitor:
         node: str,
         registry: CollectorRegistry,
         sample: Callable[[], Sample],
-        doorkeeper: Doorkeeper,
+        authorizer: CachedAuthorizer,
         *,
         live: Check,
         ready: Check,
     ) -> None:
         self._settings, self._node, self._registry = settings, node, registry
-        self._sample, self._doorkeeper = sample, doorkeeper
+        self._sample, self._authorizer = sample, authorizer
         self._checks = {"/livez": live, "/healthz": live, "/readyz": ready}
         self._server = make_server(
             settings.address, settings.port, self._serve, threaded=True, request_handler=QuietHandler
@@ -102,7 +102,7 @@ class Monitor:
         if self._settings.open or is_loopback(environ.get("REMOTE_ADDR", "")):
             return None
         try:
-            return self._doorkeeper.refusal_of(environ.get("HTTP_AUTHORIZATION", ""), path)
+            return self._authorizer.refusal_of(environ.get("HTTP_AUTHORIZATION", ""), path)
         except Unavailable as away:
             return 503, f"the cluster cannot be asked who this is: {away}"
 
@@ -137,7 +137,7 @@ def usage(sample: Sample) -> dict[str, Any]:
         stat = pod["stat"].setdefault(each.container, {"dev": []})
         stat["dev"].append({key: value for key, value in device.items() if value})
         spec = pod["spec"].setdefault(each.container, {"gpu": 0.0, "mem": 0})
-        spec["gpu"] = round(spec["gpu"] + each.given.cores / WHOLE, 2)
+        spec["gpu"] = round(spec["gpu"] + each.given.cores / CORES_PER_CARD, 2)
         spec["mem"] += each.given.memory_mib
     return pods
 
@@ -168,7 +168,7 @@ def page(node: str, sample: Sample) -> str:
             each.card.model,
             each.card.uuid,
             ("bad", each.condition.closed) if each.condition.closed else "well",
-            f"{each.cores_held} of {WHOLE}",
+            f"{each.cores_held} of {CORES_PER_CARD}",
             f"{each.held_mib} of {each.card.memory_mib}",
             unknown(each.usage.utilization, " %"),
             unknown(each.usage.used_mib),

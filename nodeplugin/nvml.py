@@ -34,7 +34,7 @@ class DriverError(Exception):
     """The driver cannot be asked; the message says why and what helps."""
 
 
-class Running(Struct, frozen=True):
+class GpuProcess(Struct, frozen=True):
     """A process on a card: the memory it has, and its part of the card's time in percent."""
 
     pid: int
@@ -42,17 +42,17 @@ class Running(Struct, frozen=True):
     utilization: int
 
 
-class Usage(Struct, frozen=True):
+class MeasuredUsage(Struct, frozen=True):
     """What a card does now; what the driver does not say is None."""
 
     utilization: int | None = None
     used_mib: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
-    processes: tuple[Running, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
 
 
-class Event(Struct, frozen=True):
+class XidEvent(Struct, frozen=True):
     """An error that the driver reports; of a card that it cannot name, the uuid is empty."""
 
     uuid: str
@@ -138,15 +138,15 @@ class Driver:
             self._handles[asked] = handle
         return ""
 
-    def usage(self, card: Card) -> Usage:
+    def usage(self, card: Card) -> MeasuredUsage:
         """Measure a card."""
         handle = self._handles.get(card.uuid)
         if handle is None:
-            return Usage()
+            return MeasuredUsage()
         memory = self._answered(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
         rates = self._answered(lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle), None)
         power_mw = self._answered(lambda: self._nvml.nvmlDeviceGetPowerUsage(handle), None)
-        return Usage(
+        return MeasuredUsage(
             utilization=None if rates is None else int(rates.gpu),
             used_mib=None if memory is None else int(memory.used) // MIB,
             temperature_c=self._answered(
@@ -168,7 +168,7 @@ class Driver:
                 with suppress(self._nvml.NVMLError):
                     self._nvml.nvmlDeviceRegisterEvents(handle, wanted, self._events)
 
-    def wait(self, timeout_s: float) -> Event | None:
+    def wait(self, timeout_s: float) -> XidEvent | None:
         """Wait for the next error; None if there was none in this time."""
         if self._events is None:
             time.sleep(timeout_s)
@@ -181,7 +181,7 @@ class Driver:
             raise DriverError(f"the driver does not report errors any more: {wrong}") from None
         # A card that is lost cannot say its name any more.
         known = self._addresses.get(address(event.device), "")
-        return Event(
+        return XidEvent(
             known or str(self._answered(lambda: self._nvml.nvmlDeviceGetUUID(event.device), "")), int(event.eventData)
         )
 
@@ -282,7 +282,7 @@ class Driver:
                 to_card[str(remote.busId)] = to_card.get(str(remote.busId), 0) + 1
         return to_switch, to_card
 
-    def _processes_on(self, handle: Any) -> tuple[Running, ...]:  # noqa: ANN401
+    def _processes_on(self, handle: Any) -> tuple[GpuProcess, ...]:  # noqa: ANN401
         """List the processes on a card, with what each uses."""
         memory: dict[int, int] = {}
         none: list[Any] = []
@@ -293,7 +293,7 @@ class Driver:
         busy: dict[int, int] = {}
         for sample in self._answered(lambda: self._nvml.nvmlDeviceGetProcessUtilization(handle, since_us), none):
             busy[int(sample.pid)] = max(int(sample.smUtil), busy.get(int(sample.pid), 0))
-        return tuple(Running(pid, mib, busy.get(pid, 0)) for pid, mib in sorted(memory.items()))
+        return tuple(GpuProcess(pid, mib, busy.get(pid, 0)) for pid, mib in sorted(memory.items()))
 
 
 def address(handle: Any) -> int:  # noqa: ANN401 - an opaque pointer

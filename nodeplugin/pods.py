@@ -17,17 +17,17 @@ from cluster.errors import ApiError
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
 from cluster.objects import PODS, Kind, Metadata, Object, ObjectReference, Pod
-from nodeplugin.offering import Resource
-from nodeplugin.records import replace_file
+from nodeplugin.checkpoint import replace_file
+from nodeplugin.device_ids import Resource
 from vcuda.decision import Code, Unavailable
 from vcuda.decoding import decoder_for
-from vcuda.language import Language
 from vcuda.limits import ContainerLimits, decode_limits
 from vcuda.names import ANCESTOR_OWNED, MIRROR
-from vcuda.placement import Slice, decode_placement
+from vcuda.placement_annotation import GpuSlice, decode_placement
+from vcuda.pod_options import PodOptions, read_pod_options
 from vcuda.quantity import QuantityError, parse
-from vcuda.request import PodRequest, Role, asked_for, held_by, read_pod, walk
-from vcuda.wishes import Wishes, read_wishes
+from vcuda.request import PodRequest, Role, iter_containers, parse_request, request_held_by, resources_of
+from vcuda.scheme import Scheme
 
 RUNNING = "Running"
 REFRESH_S = 2.0
@@ -45,9 +45,10 @@ class BoundPod(Object, frozen=True, kw_only=True):
 
     request: PodRequest = PodRequest()
     mistake: str = ""
-    wishes: Wishes = Wishes()
+    # The key of pods.json files written by earlier versions.
+    options: PodOptions = field(name="wishes", default=PodOptions())
     counts: dict[str, Counts] = field(default_factory=dict)
-    placed: dict[str, tuple[Slice, ...]] | None = None
+    placed: dict[str, tuple[GpuSlice, ...]] | None = None
     limits: dict[str, ContainerLimits] = field(default_factory=dict)
     predicates: dict[str, tuple[int, ...]] = field(default_factory=dict)
     container_ids: dict[str, str] = field(default_factory=dict)
@@ -73,22 +74,24 @@ class BoundPod(Object, frozen=True, kw_only=True):
         return ObjectReference("v1", "Pod", self.metadata.namespace, self.metadata.name, self.uid)
 
 
-Known = Mapping[str, BoundPod]
+PodsByUid = Mapping[str, BoundPod]
 
 
-def bound_pod(pod: Pod, spoken: Language) -> BoundPod | None:
+def bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     """Read a pod as far as it concerns this node; None if it asks for no GPU."""
     annotations = pod.metadata.annotations
-    request = held_by(pod.spec, annotations, spoken)
+    request = request_held_by(pod.spec, annotations, scheme)
     if not request.is_gpu or MIRROR in annotations:
         return None
-    wishes, _ = read_wishes(annotations, spoken)
-    limits = decode_limits(annotations.get(spoken.names.limits, ""))
+    options, _ = read_pod_options(annotations, scheme)
+    limits = decode_limits(annotations.get(scheme.names.limits, ""))
     if limits is not None:
-        wishes = Wishes(models=limits.models, avoided=limits.avoid_models)
+        options = PodOptions(models=limits.models, avoided=limits.avoid_models)
     # One that asks for a part of a card and no memory is served, with as much of its memory; the webhook would have
     # had it say so.
-    wrong = [each for each in read_pod(pod.spec, annotations, spoken).reasons if each.code is not Code.MEMORY_MISSING]
+    wrong = [
+        each for each in parse_request(pod.spec, annotations, scheme).reasons if each.code is not Code.MEMORY_MISSING
+    ]
     metadata = pod.metadata
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
     return BoundPod(
@@ -100,26 +103,26 @@ def bound_pod(pod: Pod, spoken: Language) -> BoundPod | None:
         ),
         request=request,
         mistake="; ".join(map(str, wrong)),
-        wishes=wishes,
-        counts=counts_in(pod, spoken),
-        placed=decode_placement(annotations.get(spoken.names.placement, "")),
+        options=options,
+        counts=counts_in(pod, scheme),
+        placed=decode_placement(annotations.get(scheme.names.placement, "")),
         limits=dict(limits.containers) if limits else {},
-        predicates=predicates_in(pod, spoken),
+        predicates=predicates_in(pod, scheme),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id},
         has_ended=pod.status.has_ended,
         created=metadata.creation_timestamp or "",
     )
 
 
-def counts_in(pod: Pod, spoken: Language) -> dict[str, Counts]:
+def counts_in(pod: Pod, scheme: Scheme) -> dict[str, Counts]:
     """Count what the kubelet will ask for, container by container."""
     found: dict[str, Counts] = {}
-    for _, _, container in walk(pod.spec):
-        limits, _ = asked_for(container)
+    for _, _, container in iter_containers(pod.spec):
+        limits, _ = resources_of(container)
         counts: Counts = {}
         for resource in Resource:
             try:
-                amount = parse(limits.get(resource.name_in(spoken.names), 0)).whole
+                amount = parse(limits.get(resource.name_in(scheme.names), 0)).whole
             except QuantityError:
                 continue
             if amount > 0:
@@ -129,13 +132,13 @@ def counts_in(pod: Pod, spoken: Language) -> dict[str, Counts]:
     return found
 
 
-def predicates_in(pod: Pod, spoken: Language) -> dict[str, tuple[int, ...]]:
+def predicates_in(pod: Pod, scheme: Scheme) -> dict[str, tuple[int, ...]]:
     """Read which cards an ancestor gave to the containers of a pod that runs; it counted containers, not names."""
     found: dict[str, tuple[int, ...]] = {}
     if pod.status.phase != RUNNING:
         return found
     for index, container in enumerate(pod.spec.containers or ()):
-        for names in spoken.all_names:
+        for names in scheme.all_names:
             text = pod.metadata.annotations.get(f"{names.domain}/{PREDICATE}{index}", "")
             parts = [part.strip() for part in text.split(",")]
             if text and all(part.isdecimal() and len(part) < 4 for part in parts):  # noqa: PLR2004 - a minor number
@@ -143,14 +146,14 @@ def predicates_in(pod: Pod, spoken: Language) -> dict[str, tuple[int, ...]]:
     return found
 
 
-class Pods:
+class NodePods:
     """Follows the GPU pods of a node."""
 
-    def __init__(self, cluster: Cluster, node: str, spoken: Language, file: Path) -> None:
-        self._cluster, self._spoken, self._file = cluster, spoken, file
+    def __init__(self, cluster: Cluster, node: str, scheme: Scheme, file: Path) -> None:
+        self._cluster, self._scheme, self._file = cluster, scheme, file
         self._selector = Selector(fields=f"spec.nodeName={node}")
         self.informer: Informer[BoundPod] = Informer(
-            cluster, cast("Kind[BoundPod]", PODS), selector=self._selector, convert=lambda pod: bound_pod(pod, spoken)
+            cluster, cast("Kind[BoundPod]", PODS), selector=self._selector, convert=lambda pod: bound_pod(pod, scheme)
         )
         self._before = read_pods(file)
         self._log = structlog.get_logger()
@@ -172,18 +175,18 @@ class Pods:
         """End."""
         self.informer.stop()
 
-    def known(self) -> Known:
+    def known(self) -> PodsByUid:
         """Give the pods by uid: as the API server last said, or as the last plugin knew them."""
         return by_uid(self.informer.all()) if self.informer.synced else self._before
 
-    def asked(self) -> Known | None:
+    def asked(self) -> PodsByUid | None:
         """Ask the API server itself; None if it does not answer in time."""
         try:
             found = self._cluster.bounded(REFRESH_S).list(PODS, selector=self._selector).items
         except (ApiError, Unavailable) as away:
             self._log.warning("pods_not_asked", cause=str(away))
             return None
-        return by_uid(each for each in (bound_pod(pod, self._spoken) for pod in found) if each is not None)
+        return by_uid(each for each in (bound_pod(pod, self._scheme) for pod in found) if each is not None)
 
     def keep(self) -> None:
         """Write down what is known, for a plugin that starts while the API server is away."""

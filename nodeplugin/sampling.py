@@ -11,12 +11,12 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from nodeplugin.cards import Card, Condition, Fleet
+from nodeplugin.cards import Card, CardCondition, NodeCards
 from nodeplugin.cgroups import place_of
-from nodeplugin.nvml import Driver, Running, Usage
-from nodeplugin.pods import BoundPod, Known
-from nodeplugin.records import Hold
-from vcuda.placement import Slice
+from nodeplugin.checkpoint import PodAllocation
+from nodeplugin.nvml import Driver, GpuProcess, MeasuredUsage
+from nodeplugin.pods import BoundPod, PodsByUid
+from vcuda.placement_annotation import GpuSlice
 from vcuda.request import Role
 
 FRESH_S = 1.0
@@ -27,8 +27,8 @@ class CardSample(Struct, frozen=True):
     """A card, how it is, what it does, and what pods hold of it."""
 
     card: Card
-    condition: Condition
-    usage: Usage
+    condition: CardCondition
+    usage: MeasuredUsage
     cores_held: int
     held_mib: int
 
@@ -39,8 +39,8 @@ class ContainerSample(Struct, frozen=True):
     pod: BoundPod
     container: str
     card: Card
-    given: Slice
-    processes: tuple[Running, ...]
+    given: GpuSlice
+    processes: tuple[GpuProcess, ...]
 
     @property
     def used_mib(self) -> int:
@@ -60,7 +60,7 @@ class Sample(Struct, frozen=True):
     cards: tuple[CardSample, ...] = ()
     containers: tuple[ContainerSample, ...] = ()
     # Processes on cards that belong to no container with a part of that card.
-    strangers: tuple[tuple[Card, Running], ...] = ()
+    strangers: tuple[tuple[Card, GpuProcess], ...] = ()
 
 
 class Sampler:
@@ -69,12 +69,12 @@ class Sampler:
     def __init__(
         self,
         driver: Driver,
-        fleet: Fleet,
-        known: Callable[[], Known],
-        holds: Callable[[], Mapping[str, Hold]],
+        node_cards: NodeCards,
+        known: Callable[[], PodsByUid],
+        holds: Callable[[], Mapping[str, PodAllocation]],
         proc: Path = Path("/proc"),
     ) -> None:
-        self._driver, self._fleet, self._known, self._holds, self._proc = driver, fleet, known, holds, proc
+        self._driver, self._node_cards, self._known, self._holds, self._proc = driver, node_cards, known, holds, proc
         # Guards the last sample, and wakes those who wait for the next.
         self._done = threading.Condition()
         self._last = Sample()
@@ -95,8 +95,8 @@ class Sampler:
 
     def _measure(self) -> None:
         try:
-            usages = [(card, self._driver.usage(card)) for card in self._fleet.cards()]
-            made = put_together(usages, self._fleet, self._known(), self._holds(), self._proc)
+            usages = [(card, self._driver.usage(card)) for card in self._node_cards.cards()]
+            made = put_together(usages, self._node_cards, self._known(), self._holds(), self._proc)
         except Exception:  # the outermost frame of the thread
             self._log.exception("not_measured")
             made = None
@@ -108,14 +108,18 @@ class Sampler:
 
 
 def put_together(
-    usages: list[tuple[Card, Usage]], fleet: Fleet, known: Known, holds: Mapping[str, Hold], proc: Path
+    usages: list[tuple[Card, MeasuredUsage]],
+    node_cards: NodeCards,
+    known: PodsByUid,
+    holds: Mapping[str, PodAllocation],
+    proc: Path,
 ) -> Sample:
     """Find the container of every process, and what each was given."""
     cards: list[CardSample] = []
     containers: list[ContainerSample] = []
-    strangers: list[tuple[Card, Running]] = []
+    strangers: list[tuple[Card, GpuProcess]] = []
     for card, usage in usages:
-        by_container: dict[tuple[str, str], list[Running]] = {}
+        by_container: dict[tuple[str, str], list[GpuProcess]] = {}
         for process in usage.processes:
             place = place_of(process.pid, known, proc)
             name = known[place.uid].container_ids.get(place.container_id) if place and place.uid in known else None
@@ -126,7 +130,11 @@ def put_together(
         held = [hold.held[card.uuid] for hold in holds.values() if card.uuid in hold.held]
         cards.append(
             CardSample(
-                card, fleet.condition(card.uuid), usage, sum(cores for cores, _ in held), sum(mib for _, mib in held)
+                card,
+                node_cards.condition(card.uuid),
+                usage,
+                sum(cores for cores, _ in held),
+                sum(mib for _, mib in held),
             )
         )
         for uid, hold in holds.items():
@@ -145,7 +153,7 @@ def has_passed(pod: BoundPod, container: str) -> bool:
     return is_init and bool(apps & set(pod.container_ids.values()))
 
 
-def cards_of(holds: Mapping[str, Hold], uid: str, container: str) -> list[str]:
+def cards_of(holds: Mapping[str, PodAllocation], uid: str, container: str) -> list[str]:
     """Name the cards of a container."""
     hold = holds.get(uid)
     return hold.cards_of(container) if hold else []

@@ -9,31 +9,38 @@ from pathlib import Path
 
 import structlog
 
-from cluster.access import Doorkeeper
+from cluster.authorization import CachedAuthorizer
 from cluster.errors import ApiError
 from cluster.interface import Cluster
 from cluster.objects import NODES
 from nodeplugin.allocating import Allocator
-from nodeplugin.bookkeeping import Bookkeeper
-from nodeplugin.cards import Card, Fleet
+from nodeplugin.allocation_store import AllocationStore
+from nodeplugin.cards import Card, NodeCards
 from nodeplugin.cgroups import running_pods
-from nodeplugin.drivers import HostDriver
-from nodeplugin.health import Watch
-from nodeplugin.injecting import Injector, detected
+from nodeplugin.checkpoint import (
+    CHECKPOINT_FILE,
+    AllocationCheckpoint,
+    BadCheckpoint,
+    InjectionMode,
+    PodAllocation,
+    read_checkpoint,
+)
+from nodeplugin.device_ids import Resource, too_many
+from nodeplugin.device_plugin import Registrar
+from nodeplugin.health import HealthWatcher
+from nodeplugin.host_driver import HostDriver
+from nodeplugin.injection import Injector, detect_mode
 from nodeplugin.kubelet import Kubelet
 from nodeplugin.metrics import Metrics
-from nodeplugin.monitor import Monitor
+from nodeplugin.monitor import MonitorServer
+from nodeplugin.node_publisher import NodePublisher
 from nodeplugin.nvml import Driver, DriverError
-from nodeplugin.offering import Resource, too_many
-from nodeplugin.pods import Known, Pods
-from nodeplugin.publishing import Publisher
-from nodeplugin.records import BOOK, BadCheckpoint, Book, Hold, Way, read_book
+from nodeplugin.pods import NodePods, PodsByUid
 from nodeplugin.sampling import Sampler
-from nodeplugin.serving import Registrar
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
-from vcuda.language import language
 from vcuda.names import names_for
+from vcuda.scheme import build_scheme
 
 # How often cards are looked for anew, and gone pods let go of in case a change was missed.
 REDISCOVER_S = 30.0
@@ -56,28 +63,30 @@ class Service:
         self._cluster, self._unit_mib = cluster, configuration.memory_unit_mib
         self._folder = Path(settings.folder)
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        spoken = language(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies)
+        scheme = build_scheme(
+            names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies
+        )
         self.host_driver = HostDriver(Path(settings.host_root), settings.driver_root)
         self.driver = driver or Driver()
         self.driver.library = self.host_driver.library()
         boot = boot_id()
         self._remembered = remembered(self._folder)
-        self.fleet = Fleet(remembered_cards(self._remembered, boot))
+        self.node_cards = NodeCards(remembered_cards(self._remembered, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
-        self.pods = Pods(cluster, self.node, spoken, self._folder / "pods.json")
-        self._way: Way | None = None if settings.injection == "auto" else settings.injection
+        self.pods = NodePods(cluster, self.node, scheme, self._folder / "pods.json")
+        self._way: InjectionMode | None = None if settings.injection == "auto" else settings.injection
         self.injector = Injector(
             self._way or "native",
             self._folder,
             self.host_driver,
-            self.fleet,
-            names=spoken.names,
+            self.node_cards,
+            names=scheme.names,
             cdi=Path(settings.cdi),
         )
-        self.book = Bookkeeper(
+        self.book = AllocationStore(
             self._folder,
-            spoken,
-            self.fleet,
+            scheme,
+            self.node_cards,
             pods=self.pods,
             kubelet=self.kubelet,
             injection=self.injector,
@@ -86,34 +95,36 @@ class Service:
         )
         self.allocator = Allocator(
             self.book,
-            spoken,
-            self.fleet,
+            scheme,
+            self.node_cards,
             pods=self.pods,
             kubelet=self.kubelet,
             injection=self.injector,
             policy=settings.policy,
         )
-        self.publisher = Publisher(
+        self.publisher = NodePublisher(
             cluster,
             self.node,
-            spoken.names,
-            self.fleet,
+            scheme.names,
+            self.node_cards,
             on_change=self._changed,
             deviating=lambda: deviating(self.book.holds(), self.pods.known()),
             driver=lambda: self._driver_version,
         )
         self.book.on_change(self._changed)
-        self.watch = Watch(self.driver, self.fleet, settings.health, self._changed, rediscover=self._rediscover)
-        self.sampler = Sampler(self.driver, self.fleet, self.pods.known, self.book.holds)
+        self.watch = HealthWatcher(
+            self.driver, self.node_cards, settings.health, self._changed, rediscover=self._rediscover
+        )
+        self.sampler = Sampler(self.driver, self.node_cards, self.pods.known, self.book.holds)
         self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.watch.xids), self._standing)
-        names = {resource: resource.name_in(spoken.names) for resource in Resource}
+        names = {resource: resource.name_in(scheme.names) for resource in Resource}
         self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
-        self.monitor = Monitor(
+        self.monitor = MonitorServer(
             configuration.monitor,
             self.node,
             self.metrics.registry,
             self.sampler.sample,
-            Doorkeeper(cluster.bounded(5.0)),
+            CachedAuthorizer(cluster.bounded(5.0)),
             live=self.not_live,
             ready=self.not_ready,
         )
@@ -145,7 +156,7 @@ class Service:
         self._log.info(
             "nodeplugin_started",
             node=self.node,
-            cards=len(self.fleet.cards()),
+            cards=len(self.node_cards.cards()),
             injection=self.injector.way,
             took_s=round(time.monotonic() - began, 3),
         )
@@ -191,10 +202,10 @@ class Service:
             self._driver_version = version
         if why := too_many(cards, self._unit_mib):
             raise CannotServe(why)
-        before = self.fleet.cards()
-        self.fleet.found(cards)
+        before = self.node_cards.cards()
+        self.node_cards.found(cards)
         self._forget_divided(cards)
-        if before != self.fleet.cards():
+        if before != self.node_cards.cards():
             self._log.info("cards_found", cards=[f"{card.index}: {card.product}" for card in cards])
 
     def _check_library(self) -> None:
@@ -211,18 +222,20 @@ class Service:
         """Forget cards that were divided into parts, or parts that were put together again, once nobody holds them."""
         there = {card.uuid for card in cards} | {card.parent for card in cards}
         held = {uuid for hold in self.book.holds().values() for uuid in hold.held}
-        missing = self.fleet.missing() - held
-        self.fleet.forget(
-            card.uuid for card in self.fleet.cards() if card.uuid in missing and {card.uuid, card.parent} & there - {""}
+        missing = self.node_cards.missing() - held
+        self.node_cards.forget(
+            card.uuid
+            for card in self.node_cards.cards()
+            if card.uuid in missing and {card.uuid, card.parent} & there - {""}
         )
 
-    def _detected(self) -> Way:
+    def _detected(self) -> InjectionMode:
         try:
             info = self._cluster.bounded(DETECT_S).get(NODES, self.node).status.node_info
         except (ApiError, Unavailable) as away:
             self._log.warning("runtime_unknown", cause=str(away))
             return self._remembered.way or "native"
-        return detected(info.container_runtime_version, info.kubelet_version)
+        return detect_mode(info.container_runtime_version, info.kubelet_version)
 
     def _keep(self) -> None:
         """Let go of what gone pods held, and look for cards anew, from time to time."""
@@ -253,7 +266,7 @@ class Service:
 
     def _rediscover(self) -> None:
         """Look for cards anew from time to time, soon if some may come back; on the thread that asks the driver."""
-        amiss = bool(self._driver_error or self.fleet.missing())
+        amiss = bool(self._driver_error or self.node_cards.missing())
         if time.monotonic() - self._rediscovered < (REDISCOVER_SOON_S if amiss else REDISCOVER_S):
             return
         self._rediscovered = time.monotonic()
@@ -302,22 +315,22 @@ class Service:
         return [why for why in (unheard, self._driver_error, self.book.failure) if why]
 
 
-def deviating(holds: Mapping[str, Hold], known: Known) -> list[Hold]:
+def deviating(holds: Mapping[str, PodAllocation], known: PodsByUid) -> list[PodAllocation]:
     """Give the pods that this node placed, and that do not say so yet."""
     return [
         hold for uid, hold in holds.items() if hold.chosen_here and uid in known and known[uid].placed != hold.placed
     ]
 
 
-def remembered(folder: Path) -> Book:
+def remembered(folder: Path) -> AllocationCheckpoint:
     """Read the book of the plugin before, as far as it can be read."""
     try:
-        return read_book(folder / BOOK)
+        return read_checkpoint(folder / CHECKPOINT_FILE)
     except BadCheckpoint:
-        return Book()
+        return AllocationCheckpoint()
 
 
-def remembered_cards(book: Book, boot: str) -> tuple[Card, ...]:
+def remembered_cards(book: AllocationCheckpoint, boot: str) -> tuple[Card, ...]:
     """Give the cards that the plugin before knew; since the last boot only those that pods hold.
 
     A card that is missing while the machine runs is broken. One that is missing after a boot was taken out.

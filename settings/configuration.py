@@ -72,12 +72,12 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from vcuda.memory import DEFAULT_UNIT_MIB
+from vcuda.memory_units import DEFAULT_UNIT_MIB
 from vcuda.names import DEFAULT_DOMAIN, DNS_LABEL, names_for
-from vcuda.placing import Policy
-from vcuda.policy import Mode
+from vcuda.namespace_policy import Mode
+from vcuda.placement import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
-from vcuda.vocabulary import Dialects
+from vcuda.vocabulary import VocabularyOptions
 
 API_VERSION: Final = "quotient.dev/v1"
 KIND: Final = "Configuration"
@@ -89,7 +89,7 @@ WEBHOOK_SERVICE = "quotient-webhook"
 NAMESPACE = re.compile(DNS_LABEL, re.ASCII)
 
 
-class Log(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class LogSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """How a process tells what it does."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -98,7 +98,7 @@ class Log(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
-SomeSeconds = Annotated[float, Meta(gt=0, le=3600)]
+PositiveSeconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class Toleration(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -110,7 +110,7 @@ class Toleration(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
 
 
-class Webhook(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class WebhookSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """How reviews are served, and what pods with GPUs are given."""
 
     address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own, behind a Service
@@ -122,17 +122,17 @@ class Webhook(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, k
     client_names: tuple[str, ...] = ()
     short_path: bool = True
     max_body_mib: Annotated[int, Meta(ge=1, le=1024)] = 8
-    handshake_timeout_s: SomeSeconds = 5
-    body_timeout_s: SomeSeconds = 5
-    keep_alive_s: SomeSeconds = 120
-    answer_within_s: SomeSeconds = 8
+    handshake_timeout_s: PositiveSeconds = 5
+    body_timeout_s: PositiveSeconds = 5
+    keep_alive_s: PositiveSeconds = 120
+    answer_within_s: PositiveSeconds = 8
     drain_s: Seconds = 15
     scheduler_aliases: tuple[str, ...] = ("gpu-scheduler",)
     tolerations: tuple[Toleration, ...] = ()
     binders: tuple[str, ...] = ()
 
 
-class Controller(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class ControllerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """How the controller is watched, and told from its replicas."""
 
     address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own
@@ -140,15 +140,15 @@ class Controller(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
     identity: str = ""
 
 
-class Health(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class HealthSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """When a card is sick, and when it is well again."""
 
-    poll_s: SomeSeconds = 5
+    poll_s: PositiveSeconds = 5
     recover_after_s: Seconds = 60
     ignored_xids: tuple[int, ...] = (13, 31, 43, 45, 68, 109)
 
 
-class NodePlugin(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class NodePluginSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """How a node's cards are found and given to containers."""
 
     node_name: str = ""
@@ -159,11 +159,11 @@ class NodePlugin(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
     driver_root: str = ""
     injection: Literal["auto", "native", "cdi", "nvidia-runtime"] = "auto"
     cdi: str = "/var/run/cdi"
-    policy: Policy = Policy.BINPACK
-    health: Health = Health()
+    policy: PlacementStrategy = PlacementStrategy.BINPACK
+    health: HealthSettings = HealthSettings()
 
 
-class Monitor(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class MonitorSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """Where a node is looked at, and by whom."""
 
     address: str = "0.0.0.0"  # noqa: S104 - Prometheus comes from elsewhere
@@ -171,14 +171,14 @@ class Monitor(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, k
     open: bool = False
 
 
-class Certificates(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class CertificateSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """Who makes the webhook's certificates."""
 
     manage: bool = True
     settle_s: Seconds = 30
 
 
-class Access(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class ClusterSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Which cluster, and as whom."""
 
     kubeconfig: str = ""
@@ -194,17 +194,17 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     memory_unit_mib: Annotated[int, Meta(ge=1, le=MAX_UNIT_MIB)] = msgspec.field(
         name="memoryUnitMiB", default=DEFAULT_UNIT_MIB
     )
-    vocabularies: Dialects = Dialects()
+    vocabularies: VocabularyOptions = VocabularyOptions()
     mode: Mode = Mode.ENFORCE
     system_namespace: str = "quotient-system"
     default_quota: str = ""
-    webhook: Webhook = Webhook()
-    controller: Controller = Controller()
-    certificates: Certificates = Certificates()
-    node_plugin: NodePlugin = NodePlugin()
-    monitor: Monitor = Monitor()
-    cluster: Access = Access()
-    log: Log = Log()
+    webhook: WebhookSettings = WebhookSettings()
+    controller: ControllerSettings = ControllerSettings()
+    certificates: CertificateSettings = CertificateSettings()
+    node_plugin: NodePluginSettings = NodePluginSettings()
+    monitor: MonitorSettings = MonitorSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    log: LogSettings = LogSettings()
 
     def served_names(self) -> tuple[str, ...]:
         """Give the names that a certificate is made for: one that is configured, and those of the webhook's Service."""

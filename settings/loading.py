@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from settings.configuration import API_VERSION, KIND, Configuration
 from vcuda.decoding import converted
-from vcuda.document import DocumentError, parse_documents
+from vcuda.strict_yaml import DocumentError, parse_documents
 
 PREFIX = "QUOTIENT_"
 WHERE = re.compile(r"^(?P<message>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.cluster.keeper import ROOT
 from tests.cluster.real import RealCluster, why_no_cluster
+from tests.cluster.supervisor import ROOT
 
 # Deadlines measure the machine, not the code. One thorough profile for the full-size runs.
 settings.register_profile("quotient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

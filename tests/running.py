@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from tests.cluster.keeper import ROOT
+from tests.cluster.supervisor import ROOT
 from tests.waiting import eventually
 
 HOST = "127.0.0.1"

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.decoding import decoder_for
-from vcuda.model import is_model, tokens
+from vcuda.gpu_model import is_model, tokens
 
 VERSION = 1
 MIB_PER_GIB = 1024
@@ -18,7 +18,7 @@ MIB_PER_GIB = 1024
 SIZE = re.compile(r"([0-9]{1,4})gb", re.ASCII | re.IGNORECASE)
 
 
-class Card(Struct, frozen=True, order=True, rename="camel", omit_defaults=True):
+class CardModel(Struct, frozen=True, order=True, rename="camel", omit_defaults=True):
     """A kind of card that some node of a pool has; nodes outside pools are in the pool without a name."""
 
     model: str
@@ -26,28 +26,28 @@ class Card(Struct, frozen=True, order=True, rename="camel", omit_defaults=True):
     pool: str = ""
 
 
-class Catalogue(Struct, frozen=True):
+class CatalogueDocument(Struct, frozen=True):
     """All kinds of cards, as they are written down."""
 
     v: int = VERSION
-    cards: tuple[Card, ...] = ()
+    cards: tuple[CardModel, ...] = ()
 
 
-def encode_cards(cards: Iterable[Card]) -> str:
+def encode_catalogue(cards: Iterable[CardModel]) -> str:
     """Write a catalogue, the same for the same cards."""
-    return msgspec.json.encode(Catalogue(VERSION, tuple(sorted(set(cards))))).decode()
+    return msgspec.json.encode(CatalogueDocument(VERSION, tuple(sorted(set(cards))))).decode()
 
 
-def decode_cards(text: str) -> tuple[Card, ...]:
+def decode_catalogue(text: str) -> tuple[CardModel, ...]:
     """Read a catalogue; a ValueError says what is wrong with it."""
-    found = decoder_for(Catalogue).decode(text)
+    found = decoder_for(CatalogueDocument).decode(text)
     if found.v != VERSION:
         raise ValueError(f"catalogue version {found.v} is not known here, {VERSION} is")
     # One card that cannot be read must not hide all others.
     return tuple(card for card in found.cards if is_model(card.model))
 
 
-def sizes_mib(cards: Iterable[Card], pools: Sequence[str] | None) -> Mapping[str, int]:
+def card_sizes_mib(cards: Iterable[CardModel], pools: Sequence[str] | None) -> Mapping[str, int]:
     """Give the largest card of each model in these pools; None means in all."""
     largest: dict[str, int] = {}
     for card in cards:
@@ -56,7 +56,7 @@ def sizes_mib(cards: Iterable[Card], pools: Sequence[str] | None) -> Mapping[str
     return largest
 
 
-def size_in_name_mib(model: str) -> int:
+def memory_in_name_mib(model: str) -> int:
     """Read a card's memory from its name, as in A100-SXM4-40GB; 0 if the name does not say. Of a slice, the slice's."""
     for word in reversed(tokens(model)):
         if found := SIZE.fullmatch(word.rpartition(".")[2]):

@@ -11,15 +11,15 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.amounts import CORES, MEMORY, PODS, Amounts
-from vcuda.catalogue import size_in_name_mib
+from vcuda.catalogue import memory_in_name_mib
 from vcuda.decision import Code, Reason
-from vcuda.model import Model, matches, parse_model
-from vcuda.quota import DENY, EVERY, Quota
-from vcuda.vocabulary import WHOLE
-from vcuda.wishes import Wishes
+from vcuda.gpu_model import GpuModel, matches, parse_model
+from vcuda.pod_options import PodOptions
+from vcuda.quota import ALL_TYPES, DENY, Quota
+from vcuda.vocabulary import CORES_PER_CARD
 
 # Stands for the models of a pod that names none, where neither quotas nor nodes name any.
-ANY = Model("any", "any")
+ANY = GpuModel("any", "any")
 UNITS = {CORES: "cores", MEMORY: "MiB of memory", PODS: "pods"}
 MAX_HOLDERS_TOLD = 3
 
@@ -29,14 +29,14 @@ LineKey = tuple[str, str, str]
 Demand = Callable[[int], Amounts]
 
 
-class Telling(Struct, frozen=True):
+class RemedyContext(Struct, frozen=True):
     """What remedies have to know: where a pod names its models, and in which unit it asks for memory."""
 
     annotation: str = "use-gputype"
     unit_mib: int = 1
 
 
-PLAINLY = Telling()
+DEFAULT_REMEDIES = RemedyContext()
 
 
 class Charge(Struct, frozen=True, rename="camel"):
@@ -70,7 +70,7 @@ class Holder(Struct, frozen=True, rename="camel"):
 class Candidate(Struct, frozen=True):
     """A model that a pod may run on, and the memory of its largest card there is; 0 while no card is known."""
 
-    model: Model
+    model: GpuModel
     card_mib: int
 
     def by_size(self) -> tuple[int, str]:
@@ -78,12 +78,12 @@ class Candidate(Struct, frozen=True):
         return -self.card_mib, self.model.name
 
 
-def sized(model: Model, card_mib: int) -> Candidate:
+def sized_candidate(model: GpuModel, card_mib: int) -> Candidate:
     """Give a model with the memory of its cards; where nobody says it, the name may."""
-    return Candidate(model, card_mib or size_in_name_mib(model.name))
+    return Candidate(model, card_mib or memory_in_name_mib(model.name))
 
 
-class Standing:
+class QuotaUsage:
     """Where a namespace stands: its quotas, and what is used and reserved, by model and by line."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Standing:
             for dimension, most in dimensions.items()
         }
 
-    def lines(self, model: Model) -> tuple[tuple[LineKey, str], ...]:
+    def lines(self, model: GpuModel) -> tuple[tuple[LineKey, str], ...]:
         """Give all lines that a model is charged to, each with its dimension."""
         found = self._lines.get(model.name)
         if found is None:
@@ -121,17 +121,17 @@ class Standing:
             )
         return found
 
-    def charged(self, model: Model, amounts: Amounts) -> Amounts:
+    def charged(self, model: GpuModel, amounts: Amounts) -> Amounts:
         """Spread what is taken of a model over the lines that match it."""
         return Amounts((key, amounts[dimension]) for key, dimension in self.lines(model))
 
-    def take(self, model: Model, amounts: Amounts) -> None:
+    def take(self, model: GpuModel, amounts: Amounts) -> None:
         """Count something as reserved."""
         asked = self.charged(model, amounts)
         self.reserved += asked
         self.taken += asked
 
-    def short(self, model: Model, amounts: Amounts) -> list[LineKey]:
+    def short(self, model: GpuModel, amounts: Amounts) -> list[LineKey]:
         """Name the lines in which there is not enough room; only what is asked for can be short."""
         return [
             key
@@ -139,11 +139,11 @@ class Standing:
             if amounts[dimension] > 0 and self.taken[key] + amounts[dimension] > self.hard[key]
         ]
 
-    def grants(self, model: Model) -> bool:
+    def grants(self, model: GpuModel) -> bool:
         """Tell whether all quotas let the namespace use a model."""
         return all(quota.grants(model) for quota in self.quotas)
 
-    def room(self, model: Model, amounts: Amounts) -> int | None:
+    def room(self, model: GpuModel, amounts: Amounts) -> int | None:
         """Say how many times something fits; None if it is not limited at all."""
         counts = [
             max(0, self.hard[key] - self.taken[key]) // amounts[dimension]
@@ -155,47 +155,47 @@ class Standing:
     def _by_line(self, by_model: Mapping[str, Amounts]) -> Amounts:
         total: dict[LineKey, int] = {}
         for name, amounts in by_model.items():
-            for key, dimension in self.lines(model_named(name)):
+            for key, dimension in self.lines(model_by_name(name)):
                 total[key] = total.get(key, 0) + amounts[dimension]
         return Amounts(total)
 
 
-def model_named(name: str) -> Model:
+def model_by_name(name: str) -> GpuModel:
     """Give a model by the name under which it was charged."""
     return ANY if name == ANY.name else parse_model(name)
 
 
-def candidates(quotas: Iterable[Quota], wishes: Wishes, cards: Mapping[str, int]) -> list[Candidate]:
+def candidates(quotas: Iterable[Quota], options: PodOptions, cards: Mapping[str, int]) -> list[Candidate]:
     """List the models a pod may run on, in the order in which they are tried.
 
     A wish, or a line of a quota where nothing is wished, stands for all cards it matches; the largest comes first, so
     that what is charged rarely has to grow. One that matches no card there is stands for itself: a node may come.
     """
     quotas = list(quotas)
-    lines = dict.fromkeys(line for quota in quotas for line in quota.types if line != EVERY)
-    there = sorted((sized(parse_model(name), mib) for name, mib in cards.items()), key=Candidate.by_size)
+    lines = dict.fromkeys(line for quota in quotas for line in quota.types if line != ALL_TYPES)
+    there = sorted((sized_candidate(parse_model(name), mib) for name, mib in cards.items()), key=Candidate.by_size)
     known: dict[str, Candidate] = {}
     unknown: dict[str, Candidate] = {}
-    for pattern in wishes.models or lines:
+    for pattern in options.models or lines:
         found = [each for each in there if matches(pattern, each.model)]
         known.update((each.model.name, each) for each in found if each.model.name not in known)
         if not found:
             # A wish for a family may be granted by lines for its products.
             products = [parse_model(line) for line in lines if matches(pattern, parse_model(line))]
             for model in products or [parse_model(pattern)]:
-                unknown.setdefault(model.name, sized(model, 0))
-    if not wishes.models:
+                unknown.setdefault(model.name, sized_candidate(model, 0))
+    if not options.models:
         known.update((each.model.name, each) for each in there if each.model.name not in known)
     # What some node has comes before what none has.
     ordered = [*known.values(), *unknown.values()]
-    allowed = [each for each in ordered if not any(matches(avoided, each.model) for avoided in wishes.avoided)]
-    if wishes.models:
+    allowed = [each for each in ordered if not any(matches(avoided, each.model) for avoided in options.avoided)]
+    if options.models:
         return allowed
     granted = [each for each in allowed if all(quota.grants(each.model) for quota in quotas)]
     return granted or allowed
 
 
-class Fit(Struct, frozen=True):
+class ChargeFit(Struct, frozen=True):
     """What became of a demand: a charge, and if it does not fit, why. A charge that does not fit is for audits."""
 
     charge: Charge
@@ -208,39 +208,43 @@ def charge_on(candidate: Candidate, demand: Demand) -> tuple[Charge, Amounts]:
     return Charge(candidate.model.name, amounts[CORES], amounts[MEMORY]), amounts
 
 
-def fit(
-    standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int], telling: Telling = PLAINLY
-) -> Fit:
+def fit_charge(
+    usage: QuotaUsage,
+    demand: Demand,
+    options: PodOptions,
+    cards: Mapping[str, int],
+    remedies: RemedyContext = DEFAULT_REMEDIES,
+) -> ChargeFit:
     """Find a model on which a demand fits a namespace's quotas, or say why there is none."""
-    choices = candidates(standing.quotas, wishes, cards)
-    reasons = list(undecided(standing.quotas, choices, telling.annotation))
-    if wishes.avoided and not choices and not standing.grants(ANY):
-        reasons = [all_avoided(standing, wishes)]
+    choices = candidates(usage.quotas, options, cards)
+    reasons = list(undecided(usage.quotas, choices, remedies.annotation))
+    if options.avoided and not choices and not usage.grants(ANY):
+        reasons = [all_avoided(usage, options)]
     choices = choices or [Candidate(ANY, 0)]
     if not reasons:
         for candidate in choices:
             charge, amounts = charge_on(candidate, demand)
-            if not standing.grants(candidate.model):
-                reasons.append(not_granted(candidate.model, standing))
-            elif line := unmeasured(candidate, standing, demand):
+            if not usage.grants(candidate.model):
+                reasons.append(not_granted(candidate.model, usage))
+            elif line := unmeasured(candidate, usage, demand):
                 reasons.append(card_unknown(candidate.model, line))
-            elif missing := standing.short(candidate.model, amounts):
+            elif missing := usage.short(candidate.model, amounts):
                 # Of a card's own memory nobody can ask for less.
-                unit_mib = 0 if follows_card(demand) else telling.unit_mib
-                reasons += [exceeded(key, amounts, candidate.model, standing, unit_mib) for key in missing]
+                unit_mib = 0 if follows_card(demand) else remedies.unit_mib
+                reasons += [exceeded(key, amounts, candidate.model, usage, unit_mib) for key in missing]
             else:
-                return Fit(charge)
-        reasons = advised(deduplicated(reasons), standing, demand, wishes=wishes, cards=cards, telling=telling)
-    return Fit(charge_on(choices[0], demand)[0], tuple(reasons))
+                return ChargeFit(charge)
+        reasons = advised(deduplicated(reasons), usage, demand, options=options, cards=cards, remedies=remedies)
+    return ChargeFit(charge_on(choices[0], demand)[0], tuple(reasons))
 
 
-def how_many(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[str, int], wanted: int) -> int:
+def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards: Mapping[str, int], wanted: int) -> int:
     """Say how many of a number of equal pods find room."""
-    if list(undecided(standing.quotas, choices := candidates(standing.quotas, wishes, cards), "")):
+    if list(undecided(usage.quotas, choices := candidates(usage.quotas, options, cards), "")):
         return 0
     found = 0
-    trial = Standing(standing.quotas)
-    trial.taken = standing.taken
+    trial = QuotaUsage(usage.quotas)
+    trial.taken = usage.taken
     for candidate in choices or [Candidate(ANY, 0)]:
         if not trial.grants(candidate.model):
             continue
@@ -255,17 +259,17 @@ def how_many(standing: Standing, demand: Demand, wishes: Wishes, cards: Mapping[
 
 def follows_card(demand: Demand) -> bool:
     """Tell whether what a pod takes depends on the card it gets: all of its memory, or a part of it."""
-    return demand(WHOLE)[MEMORY] != demand(2 * WHOLE)[MEMORY]
+    return demand(CORES_PER_CARD)[MEMORY] != demand(2 * CORES_PER_CARD)[MEMORY]
 
 
-def unmeasured(candidate: Candidate, standing: Standing, demand: Demand) -> LineKey | None:
+def unmeasured(candidate: Candidate, usage: QuotaUsage, demand: Demand) -> LineKey | None:
     """Find a line that limits memory which nobody can tell: of a card that no node has, and whose name does not say."""
     if candidate.card_mib or not follows_card(demand):
         return None
-    return next((key for key, dimension in standing.lines(candidate.model) if dimension == MEMORY), None)
+    return next((key for key, dimension in usage.lines(candidate.model) if dimension == MEMORY), None)
 
 
-def card_unknown(model: Model, key: LineKey) -> Reason:
+def card_unknown(model: GpuModel, key: LineKey) -> Reason:
     """Say that what a pod takes cannot be told."""
     quota, line, dimension = key
     return Reason(
@@ -283,7 +287,7 @@ def undecided(quotas: Iterable[Quota], choices: Sequence[Candidate], annotation:
     families = {each.model.family.lower() for each in choices}
     for quota in quotas:
         if quota.untyped == DENY and len(families) != 1:
-            listed = [line for line in quota.types if line != EVERY]
+            listed = [line for line in quota.types if line != ALL_TYPES]
             yield Reason(
                 code=Code.MODEL_NOT_GRANTED,
                 field=f"{quota.name}: untyped",
@@ -300,19 +304,19 @@ def deduplicated(reasons: Iterable[Reason]) -> list[Reason]:
     return list({(reason.code, reason.field, reason.value): reason for reason in reasons}.values())
 
 
-def exceeded(key: LineKey, amounts: Amounts, model: Model, standing: Standing, unit_mib: int = 1) -> Reason:
+def exceeded(key: LineKey, amounts: Amounts, model: GpuModel, usage: QuotaUsage, unit_mib: int = 1) -> Reason:
     """Say by how much a quota is passed, with all numbers, and who holds most of it."""
     quota, line, dimension = key
-    asked, used, reserved, hard = amounts[dimension], standing.used[key], standing.reserved[key], standing.hard[key]
+    asked, used, reserved, hard = amounts[dimension], usage.used[key], usage.reserved[key], usage.hard[key]
     short, free = used + reserved + asked - hard, max(0, hard - used - reserved)
-    kind = "over all types" if line == EVERY else f"of {line}"
-    if line not in (EVERY, model.name):
+    kind = "over all types" if line == ALL_TYPES else f"of {line}"
+    if line not in (ALL_TYPES, model.name):
         kind += f" (as {model.name})"
     unit = "cores (100 = one GPU)" if dimension == CORES else UNITS[dimension]
     told = f"asked {asked} {unit} {kind}; used {used}, reserved {reserved}, hard {hard}: short by {short}"
     if used + reserved > hard:
         told += "; more is in use than the quota now allows, and nothing is admitted until it is less"
-    if holders := largest(standing.holders, standing, key):
+    if holders := largest(usage.holders, usage, key):
         told += f"; most is held by {', '.join(f'{holder.name} ({holder.amounts[dimension]})' for holder in holders)}"
     return Reason(
         code=Code.QUOTA_EXCEEDED,
@@ -329,7 +333,7 @@ def can_be_asked(dimension: str, free: int, unit_mib: int) -> str:
     match dimension:
         case "cores":
             # Parts of one card or whole cards: 150 cannot be asked for.
-            most = free // WHOLE * WHOLE if free >= WHOLE else free
+            most = free // CORES_PER_CARD * CORES_PER_CARD if free >= CORES_PER_CARD else free
             return str(most) if most else ""
         case "memory" if unit_mib and free >= unit_mib:
             units = free // unit_mib
@@ -349,41 +353,41 @@ def remedy_for(key: LineKey, asked: int, hard: int, most: str, short: int) -> st
     return f"{', '.join(options)}, or {raised}" if options else raised
 
 
-def largest(holders: Sequence[Holder], standing: Standing, key: LineKey) -> list[Holder]:
+def largest(holders: Sequence[Holder], usage: QuotaUsage, key: LineKey) -> list[Holder]:
     """Give those who hold most of a line."""
     _, _, dimension = key
     found = [
         holder
         for holder in holders
-        if holder.amounts[dimension] and any(line == key for line, _ in standing.lines(model_named(holder.model)))
+        if holder.amounts[dimension] and any(line == key for line, _ in usage.lines(model_by_name(holder.model)))
     ]
     return sorted(found, key=lambda holder: (-holder.amounts[dimension], holder.name))[:MAX_HOLDERS_TOLD]
 
 
 def advised(
     reasons: list[Reason],
-    standing: Standing,
+    usage: QuotaUsage,
     demand: Demand,
     *,
-    wishes: Wishes,
+    options: PodOptions,
     cards: Mapping[str, int],
-    telling: Telling,
+    remedies: RemedyContext,
 ) -> list[Reason]:
     """Add to the first reason which other model would have room; one that no node has helps nobody, if any is known."""
-    if not wishes.models or not standing.quotas:
+    if not options.models or not usage.quotas:
         return reasons
     others = [
         candidate.model.name
-        for candidate in candidates(standing.quotas, Wishes(avoided=(*wishes.avoided, *wishes.models)), cards)
-        if standing.grants(candidate.model)
+        for candidate in candidates(usage.quotas, PodOptions(avoided=(*options.avoided, *options.models)), cards)
+        if usage.grants(candidate.model)
         and (not cards or any(parse_model(name) == candidate.model for name in cards))
-        and not unmeasured(candidate, standing, demand)
-        and not standing.short(candidate.model, charge_on(candidate, demand)[1])
+        and not unmeasured(candidate, usage, demand)
+        and not usage.short(candidate.model, charge_on(candidate, demand)[1])
     ]
     if not others:
         return reasons
     first, *rest = reasons
-    told = f"{first.remedy}; there is room on {', '.join(others)}: name it in the annotation {telling.annotation}"
+    told = f"{first.remedy}; there is room on {', '.join(others)}: name it in the annotation {remedies.annotation}"
     return [
         Reason(
             code=first.code,
@@ -397,26 +401,26 @@ def advised(
     ]
 
 
-def not_granted(model: Model, standing: Standing) -> Reason:
+def not_granted(model: GpuModel, usage: QuotaUsage) -> Reason:
     """Say that a namespace has no quota for a model."""
-    lines = dict.fromkeys(line for quota in standing.quotas for line in quota.types if line != EVERY)
-    listed = [line for line in lines if standing.grants(parse_model(line))]
+    lines = dict.fromkeys(line for quota in usage.quotas for line in quota.types if line != ALL_TYPES)
+    listed = [line for line in lines if usage.grants(parse_model(line))]
     others = "no GPU here" if not lines else "nothing else: no model is in all of this namespace's quotas"
     return Reason(
         code=Code.MODEL_NOT_GRANTED,
-        field=next(quota.name for quota in standing.quotas if not quota.grants(model)) + ": types",
+        field=next(quota.name for quota in usage.quotas if not quota.grants(model)) + ": types",
         value=model.name,
         message="this namespace's quota names no such model, and denies what it does not name",
         remedy=f"ask for {' or '.join(listed) or others}, or have the quota extended",
     )
 
 
-def all_avoided(standing: Standing, wishes: Wishes) -> Reason:
+def all_avoided(usage: QuotaUsage, options: PodOptions) -> Reason:
     """Say that nothing is left to run on."""
     return Reason(
         code=Code.MODEL_NOT_GRANTED,
-        field=next(quota.name for quota in standing.quotas if not quota.grants(ANY)) + ": types",
-        value=", ".join(wishes.avoided),
+        field=next(quota.name for quota in usage.quotas if not quota.grants(ANY)) + ": types",
+        value=", ".join(options.avoided),
         message="every model that this namespace may use is excluded by nouse-gputype",
         remedy="exclude fewer models",
     )

@@ -90,7 +90,7 @@ class Unavailable(Exception):  # noqa: N818
     """We cannot decide now, through no fault of the caller. Retryable; never turned into a denial."""
 
 
-def shown(value: Any) -> str:  # noqa: ANN401 - whatever the user wrote
+def printable(value: Any) -> str:  # noqa: ANN401 - whatever the user wrote
     """Show a user's value in a message, without letting it flood logs or terminals."""
     text = value if isinstance(value, str) else str(value)
     clean = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

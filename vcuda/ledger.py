@@ -19,12 +19,23 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.amounts import Amounts
-from vcuda.charging import PLAINLY, Charge, Demand, Fit, Holder, Standing, Telling, exceeded, fit, model_named
+from vcuda.charging import (
+    DEFAULT_REMEDIES,
+    Charge,
+    ChargeFit,
+    Demand,
+    Holder,
+    QuotaUsage,
+    RemedyContext,
+    exceeded,
+    fit_charge,
+    model_by_name,
+)
 from vcuda.decision import Code, Reason
 from vcuda.decoding import decoder_for
-from vcuda.policy import Mode, Policy, joined
+from vcuda.namespace_policy import Mode, NamespacePolicy, combine_policies
+from vcuda.pod_options import PodOptions
 from vcuda.quota import Quota
-from vcuda.wishes import Wishes
 
 VERSION = 1
 # 16 bytes in base64, without its padding.
@@ -37,10 +48,10 @@ MAX_HOLDERS = 8
 GROUP_BYTES, HOLDER_BYTES = 160, 600
 
 # A pod's uid as it is written here.
-Key = str
+PodKey = str
 
 
-class State(StrEnum):
+class LedgerState(StrEnum):
     """A ledger is wanted by who needs one, closed while it is rebuilt, and open when it is known to be right."""
 
     WANTED = "wanted"
@@ -48,7 +59,7 @@ class State(StrEnum):
     OPEN = "open"
 
 
-class Group(Struct, frozen=True, omit_defaults=True):
+class ChargeGroup(Struct, frozen=True, omit_defaults=True):
     """Pods with the same charge, reserved in the same second or, with none, in use."""
 
     charge: Charge
@@ -56,25 +67,25 @@ class Group(Struct, frozen=True, omit_defaults=True):
     since: int | None = None
 
 
-class Document(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class LedgerDocument(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """A ledger as it is written."""
 
     v: int
     namespace: str
-    state: State
+    state: LedgerState
     quotas_at: int = 0
     quotas: tuple[Quota, ...] = ()
     versions: dict[str, int] = {}
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ChargeGroup, ...] = ()
     holders: tuple[Holder, ...] = ()
 
 
-DECODER = decoder_for(Document)
+DECODER = decoder_for(LedgerDocument)
 # Where a charge stands: what is charged, and since when it is only reserved.
-Place = tuple[Charge, int | None]
+LedgerEntry = tuple[Charge, int | None]
 
 
-def packed(uid: str) -> Key:
+def pack_uid(uid: str) -> PodKey:
     """Write a pod's uid short; a ValueError if it is none."""
     try:
         number = binascii.unhexlify(uid.replace("-", ""))
@@ -85,7 +96,7 @@ def packed(uid: str) -> Key:
     return binascii.b2a_base64(number, newline=False)[:WIDTH].decode()
 
 
-def unpacked(short: Key) -> str:
+def unpack_uid(short: PodKey) -> str:
     """Give the uid again."""
     return str(uuid.UUID(bytes=binascii.a2b_base64(f"{short}==")))
 
@@ -93,15 +104,15 @@ def unpacked(short: Key) -> str:
 class Ledger:
     """A ledger to be changed, by one who then writes it back as a whole. Copy it before a change that may be undone."""
 
-    def __init__(self, namespace: str = "", state: State = State.WANTED) -> None:
+    def __init__(self, namespace: str = "", state: LedgerState = LedgerState.WANTED) -> None:
         self.namespace, self.state = namespace, state
         self.quotas: tuple[Quota, ...] = ()
         self.quotas_at = 0
         self.versions: dict[str, int] = {}
         self.holders: tuple[Holder, ...] = ()
-        self._groups: dict[Place, str] = {}
-        self._places: dict[Key, Place] = {}
-        self._standing: Standing | None = None
+        self._groups: dict[LedgerEntry, str] = {}
+        self._places: dict[PodKey, LedgerEntry] = {}
+        self._usage: QuotaUsage | None = None
         self._quotas_size: int | None = None
         # Counts what was changed, so that who wrote nothing into it need not write it back.
         self.changes = 0
@@ -115,41 +126,41 @@ class Ledger:
         return other
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and encode(self) == encode(other)
+        return isinstance(other, Ledger) and encode_ledger(self) == encode_ledger(other)
 
     __hash__ = None  # type: ignore[assignment] # it changes
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, pod: Key) -> bool:
+    def __contains__(self, pod: PodKey) -> bool:
         return pod in self._places
 
-    def place(self, pod: Key) -> Place | None:
+    def place(self, pod: PodKey) -> LedgerEntry | None:
         """Give what a pod is charged, and since when it is reserved; None if it is not charged."""
         return self._places.get(pod)
 
-    def charge(self, pod: Key) -> Charge:
+    def charge(self, pod: PodKey) -> Charge:
         """Give what a pod is charged; a KeyError if it is not."""
         return self._places[pod][0]
 
-    def reservations(self) -> Iterator[tuple[Key, int]]:
+    def reservations(self) -> Iterator[tuple[PodKey, int]]:
         """Give the pods that nobody has seen yet, and since when they are expected."""
         for (_, since), pods in self._groups.items():
             if since is not None:
-                for pod in split(pods):
+                for pod in split_uids(pods):
                     yield pod, since
 
-    def pods(self) -> KeysView[Key]:
+    def pods(self) -> KeysView[PodKey]:
         """Give all pods that are charged."""
         return self._places.keys()
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[ChargeGroup]:
         """Give all charges, equal ones together."""
         for (charge, since), pods in self._groups.items():
-            yield Group(charge, pods, since)
+            yield ChargeGroup(charge, pods, since)
 
-    def put(self, pod: Key, charge: Charge, since: int | None) -> None:
+    def put(self, pod: PodKey, charge: Charge, since: int | None) -> None:
         """Charge a pod, or change its charge."""
         self._take_out(pod)
         place = charge, since
@@ -157,7 +168,7 @@ class Ledger:
         self._groups[place] = self._groups.get(place, "") + pod
         self._touch()
 
-    def remove(self, pod: Key) -> bool:
+    def remove(self, pod: PodKey) -> bool:
         """Free what a pod held; False if it held nothing."""
         found = self._take_out(pod)
         if found:
@@ -170,7 +181,7 @@ class Ledger:
         self._quotas_size = None
         self._touch()
 
-    def set_state(self, state: State, namespace: str) -> None:
+    def set_state(self, state: LedgerState, namespace: str) -> None:
         """Open or close it, for one very namespace."""
         if (state, namespace) != (self.state, self.namespace):
             self.state, self.namespace = state, namespace
@@ -183,22 +194,22 @@ class Ledger:
             self._touch()
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> NamespacePolicy:
         """What the quotas say together."""
-        return joined([quota.policy for quota in self.quotas])
+        return combine_policies([quota.policy for quota in self.quotas])
 
     @property
-    def standing(self) -> Standing:
+    def usage(self) -> QuotaUsage:
         """Where the namespace stands now."""
-        if self._standing is None:
+        if self._usage is None:
             used: dict[str, Amounts] = {}
             reserved: dict[str, Amounts] = {}
             for (charge, since), pods in self._groups.items():
                 into, count = (used if since is None else reserved), len(pods) // WIDTH
                 total = Amounts((key, amount * count) for key, amount in charge.amounts.items())
                 into[charge.model] = into.get(charge.model, Amounts()) + total
-            self._standing = Standing(self.quotas, used, reserved, self.holders)
-        return self._standing
+            self._usage = QuotaUsage(self.quotas, used, reserved, self.holders)
+        return self._usage
 
     def size(self) -> int:
         """Say how long the document can be at the most: pods, what stands around them, quotas and holders."""
@@ -207,18 +218,18 @@ class Ledger:
         around = sum(GROUP_BYTES + len(charge.model) for charge, _ in self._groups)
         return WIDTH * len(self._places) + around + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
 
-    def reserve(self, pod: Key, charge: Charge, now_s: int) -> None:
+    def reserve(self, pod: PodKey, charge: Charge, now_s: int) -> None:
         """Charge a new pod, keeping what is known of the standing: many are reserved in a row."""
-        standing = self.standing
+        usage = self.usage
         self.put(pod, charge, now_s)
-        standing.take(model_named(charge.model), charge.amounts)
-        self._standing = standing
+        usage.take(model_by_name(charge.model), charge.amounts)
+        self._usage = usage
 
     def _touch(self) -> None:
         self.changes += 1
-        self._standing = None
+        self._usage = None
 
-    def _take_out(self, pod: Key) -> bool:
+    def _take_out(self, pod: PodKey) -> bool:
         place = self._places.pop(pod, None)
         if place is None:
             return False
@@ -234,15 +245,15 @@ class Ledger:
         return True
 
 
-def split(pods: str) -> Iterator[Key]:
+def split_uids(pods: str) -> Iterator[PodKey]:
     """Give the pods of a group."""
     for at in range(0, len(pods), WIDTH):
         yield pods[at : at + WIDTH]
 
 
-def encode(ledger: Ledger) -> str:
+def encode_ledger(ledger: Ledger) -> str:
     """Write a ledger."""
-    document = Document(
+    document = LedgerDocument(
         v=VERSION,
         namespace=ledger.namespace,
         state=ledger.state,
@@ -255,7 +266,7 @@ def encode(ledger: Ledger) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def decode(text: str) -> Ledger:
+def decode_ledger(text: str) -> Ledger:
     """Read a ledger; a ValueError says what is wrong with it."""
     document = DECODER.decode(text)
     if document.v != VERSION:
@@ -268,14 +279,14 @@ def decode(text: str) -> Ledger:
             raise ValueError("a group of pods is cut off")
         place = group.charge, group.since
         ledger._groups[place] = ledger._groups.get(place, "") + group.pods  # noqa: SLF001 - our own
-        for pod in split(group.pods):
+        for pod in split_uids(group.pods):
             if pod in ledger._places:  # noqa: SLF001
-                raise ValueError(f"pod {unpacked(pod)} is charged twice")
+                raise ValueError(f"pod {unpack_uid(pod)} is charged twice")
             ledger._places[pod] = place  # noqa: SLF001
     return ledger
 
 
-def reserved_in(text: str) -> Iterator[Key]:
+def reserved_pods_in(text: str) -> Iterator[PodKey]:
     """Give the pods that are reserved in a ledger as it is written; none if it is no ledger."""
     try:
         groups = DECODER.decode(text).groups
@@ -283,21 +294,21 @@ def reserved_in(text: str) -> Iterator[Key]:
         return
     for group in groups:
         if group.since is not None:
-            yield from split(group.pods)
+            yield from split_uids(group.pods)
 
 
-class Claim(Struct, frozen=True):
+class ChargeRequest(Struct, frozen=True):
     """A pod that wants to be charged: what it needs on cards of a size, and where it may run."""
 
-    pod: Key
+    pod: PodKey
     demand: Demand
-    wishes: Wishes
+    options: PodOptions
     cards: Mapping[str, int]
     dry_run: bool = False
-    telling: Telling = PLAINLY
+    remedies: RemedyContext = DEFAULT_REMEDIES
 
 
-class Verdict(Struct, frozen=True):
+class ChargeResult(Struct, frozen=True):
     """What a ledger says to a claim. `audited` are reasons that would refuse it if its quota were enforced."""
 
     charge: Charge | None = None
@@ -306,56 +317,56 @@ class Verdict(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def reserve(ledger: Ledger, claim: Claim, now_s: int, cluster_mode: Mode) -> Verdict:
+def reserve(ledger: Ledger, claim: ChargeRequest, now_s: int, cluster_mode: Mode) -> ChargeResult:
     """Charge a pod that is about to be created, once; refuse it if there is no room."""
     enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
-    if ledger.state is not State.OPEN:
-        told = (not_open(ledger.state),)
-        return Verdict(reasons=told) if enforced else Verdict(audited=told)
+    if ledger.state is not LedgerState.OPEN:
+        told = (ledger_not_open(ledger.state),)
+        return ChargeResult(reasons=told) if enforced else ChargeResult(audited=told)
     if (found := ledger.place(claim.pod)) is not None:
-        return Verdict(found[0])
+        return ChargeResult(found[0])
     if ledger.size() > MAX_BYTES:
-        return Verdict(reasons=(full(ledger),))
-    found_fit: Fit = fit(ledger.standing, claim.demand, claim.wishes, claim.cards, claim.telling)
+        return ChargeResult(reasons=(ledger_full(ledger),))
+    found_fit: ChargeFit = fit_charge(ledger.usage, claim.demand, claim.options, claim.cards, claim.remedies)
     if found_fit.reasons and enforced:
-        return Verdict(reasons=found_fit.reasons)
+        return ChargeResult(reasons=found_fit.reasons)
     if not claim.dry_run:
         ledger.reserve(claim.pod, found_fit.charge, now_s)
-    return Verdict(found_fit.charge, audited=found_fit.reasons)
+    return ChargeResult(found_fit.charge, audited=found_fit.reasons)
 
 
-def turn(ledger: Ledger, pod: Key) -> None:
+def mark_used(ledger: Ledger, pod: PodKey) -> None:
     """Make a reservation usage: its pod is there."""
     if (found := ledger.place(pod)) is not None:
         ledger.put(pod, found[0], None)
 
 
-def settle(ledger: Ledger, pod: Key, charge: Charge, cluster_mode: Mode = Mode.ENFORCE) -> Verdict:
+def adjust_charge(ledger: Ledger, pod: PodKey, charge: Charge, cluster_mode: Mode = Mode.ENFORCE) -> ChargeResult:
     """Make a pod's charge what it will really hold, as usage: turn, move, lower or obtain it; or refuse.
 
     For whoever is about to give the pod its GPUs. What it held before counts as free, and what does not grow is
     never refused: lowering a charge must work in a namespace that is over its quota.
     """
-    if ledger.state is not State.OPEN:
-        return Verdict(reasons=(not_open(ledger.state),))
+    if ledger.state is not LedgerState.OPEN:
+        return ChargeResult(reasons=(ledger_not_open(ledger.state),))
     before = ledger.place(pod)
     if before is None and ledger.size() > MAX_BYTES:
-        return Verdict(reasons=(full(ledger),))
+        return ChargeResult(reasons=(ledger_full(ledger),))
     trial = ledger.copy()
     trial.remove(pod)
-    standing, model = trial.standing, model_named(charge.model)
-    held = standing.charged(model_named(before[0].model), before[0].amounts) if before else Amounts()
-    asked = standing.charged(model, charge.amounts)
-    missing = [key for key in standing.short(model, charge.amounts) if asked[key] > held[key]]
-    reasons = tuple(exceeded(key, charge.amounts, model, standing) for key in missing)
+    usage, model = trial.usage, model_by_name(charge.model)
+    held = usage.charged(model_by_name(before[0].model), before[0].amounts) if before else Amounts()
+    asked = usage.charged(model, charge.amounts)
+    missing = [key for key in usage.short(model, charge.amounts) if asked[key] > held[key]]
+    reasons = tuple(exceeded(key, charge.amounts, model, usage) for key in missing)
     enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
     if reasons and enforced:
-        return Verdict(reasons=reasons)
+        return ChargeResult(reasons=reasons)
     ledger.put(pod, charge, None)
-    return Verdict(charge, audited=reasons)
+    return ChargeResult(charge, audited=reasons)
 
 
-def follow(ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int]) -> None:
+def merge_newer_quotas(ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int]) -> None:
     """Take quotas over that are newer than those in the ledger, each by itself; take none away.
 
     For who hears of quotas from several sides, some of them late. That one is gone is for the controller to say; what
@@ -373,7 +384,7 @@ def follow(ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int])
     ledger.set_quotas([merged[name] for name in sorted(merged)], ledger.quotas_at, current)
 
 
-def confirm(
+def reconcile_quotas(
     ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int], at: int, is_gone: Callable[[str], bool]
 ) -> None:
     """Make the quotas those there are: what is older than in the ledger does not count, what is missing is asked for.
@@ -395,9 +406,9 @@ def confirm(
         ledger.set_quotas(wanted, at, known)
 
 
-def not_open(state: State) -> Reason:
+def ledger_not_open(state: LedgerState) -> Reason:
     """Say that nothing is charged while it is not known what is charged already."""
-    lost = state is State.CLOSED
+    lost = state is LedgerState.CLOSED
     return Reason(
         code=Code.LEDGER_NOT_OPEN,
         field="metadata.namespace",
@@ -410,7 +421,7 @@ def not_open(state: State) -> Reason:
     )
 
 
-def full(ledger: Ledger) -> Reason:
+def ledger_full(ledger: Ledger) -> Reason:
     """Say that a namespace has more pods than can be kept account of."""
     return Reason(
         code=Code.QUOTA_EXCEEDED,

@@ -6,10 +6,10 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.decoding import decoder_for
-from vcuda.policy import Burst
+from vcuda.namespace_policy import CoreLimitPolicy
+from vcuda.pod_options import PodOptions
 from vcuda.request import PodRequest
-from vcuda.vocabulary import WHOLE, Share
-from vcuda.wishes import Wishes
+from vcuda.vocabulary import CORES_PER_CARD, Share
 
 VERSION = 1
 
@@ -32,7 +32,7 @@ class ContainerLimits(Struct, frozen=True, rename="camel", omit_defaults=True, k
     memory_percent: int | None = None
 
 
-class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class PodLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """All GPU containers of a pod, and the models it may run on; none named means any."""
 
     v: int
@@ -41,15 +41,15 @@ class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=Tr
     containers: dict[str, ContainerLimits]
 
 
-DECODER = decoder_for(Limits)
+DECODER = decoder_for(PodLimits)
 
 
-def encode_limits(limits: Limits) -> str:
+def encode_limits(limits: PodLimits) -> str:
     """Write the annotation."""
     return msgspec.json.encode(limits).decode()
 
 
-def decode_limits(text: str) -> Limits | None:
+def decode_limits(text: str) -> PodLimits | None:
     """Read the annotation; None if it is not one of ours."""
     try:
         found = DECODER.decode(text)
@@ -58,21 +58,23 @@ def decode_limits(text: str) -> Limits | None:
     return found if found.v == VERSION else None
 
 
-def limits_of(request: PodRequest, wishes: Wishes, burst: Burst, unit_mib: int) -> Limits:
+def limits_of(request: PodRequest, options: PodOptions, burst: CoreLimitPolicy, unit_mib: int) -> PodLimits:
     """Compute what a pod's containers may use."""
-    return Limits(
+    return PodLimits(
         v=VERSION,
-        models=wishes.models,
-        avoid_models=wishes.avoided,
-        containers={each.name: limit(each.share, wishes.core_limit, burst, unit_mib) for each in request.containers},
+        models=options.models,
+        avoid_models=options.avoided,
+        containers={
+            each.name: container_limits(each.share, options.core_limit, burst, unit_mib) for each in request.containers
+        },
     )
 
 
-def limit(share: Share, wished: int | None, burst: Burst, unit_mib: int) -> ContainerLimits:
+def container_limits(share: Share, wished: int | None, burst: CoreLimitPolicy, unit_mib: int) -> ContainerLimits:
     """Compute what one container may use. A whole card is its own limit, in cores and in memory."""
     if share.cards:
         return ContainerLimits(
-            cores=share.cores, core_limit=share.cores, limit_source=LimitSource.DEFAULT, memory_percent=WHOLE
+            cores=share.cores, core_limit=share.cores, limit_source=LimitSource.DEFAULT, memory_percent=CORES_PER_CARD
         )
     core_limit, source = share.cores, LimitSource.DEFAULT
     if wished is not None:
@@ -83,25 +85,25 @@ def limit(share: Share, wished: int | None, burst: Burst, unit_mib: int) -> Cont
     return ContainerLimits(cores=share.cores, core_limit=core_limit, limit_source=source, **memory)
 
 
-def agreed(limits: Limits) -> int | None:
+def common_core_limit(limits: PodLimits) -> int | None:
     """Give the core limit on which all containers with a fraction agree, if they do."""
     common: int | None = None
     for each in limits.containers.values():
-        if each.cores < WHOLE and each.core_limit != common:
+        if each.cores < CORES_PER_CARD and each.core_limit != common:
             if common is not None:
                 return None
             common = each.core_limit
     return common
 
 
-def fractions(limits: Limits) -> list[ContainerLimits]:
+def fractional_limits(limits: PodLimits) -> list[ContainerLimits]:
     """Give the containers that share a card."""
-    return [each for each in limits.containers.values() if each.cores < WHOLE]
+    return [each for each in limits.containers.values() if each.cores < CORES_PER_CARD]
 
 
-def ours(limits: Limits, core_limit: str) -> bool:
+def is_injected_core_limit(limits: PodLimits, core_limit: str) -> bool:
     """Tell whether the core limit beside these limits is one that was injected with them, not one that a user wrote."""
-    parts = fractions(limits)
+    parts = fractional_limits(limits)
     return bool(parts) and all(
         each.limit_source is not LimitSource.USER and str(each.core_limit) == core_limit for each in parts
     )

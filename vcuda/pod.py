@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-Written = dict[str, str | int | float]
+ResourceList = dict[str, str | int | float]
 
 
 class Resources(Struct, frozen=True):
     """What a container asks for, as written."""
 
-    limits: Written | None = None
-    requests: Written | None = None
+    limits: ResourceList | None = None
+    requests: ResourceList | None = None
 
 
 class Container(Struct, frozen=True, rename="camel"):

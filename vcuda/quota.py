@@ -22,16 +22,16 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.amounts import CORES, MEMORY, PODS, Ceiling
-from vcuda.decision import shown
+from vcuda.decision import printable
 from vcuda.decoding import converted
-from vcuda.document import DocumentError, parse_documents
-from vcuda.memory import DEFAULT_UNIT_MIB, MIB, are_bytes, mib_asked
-from vcuda.model import Model, matches, names_no_card, parse_model
-from vcuda.policy import Burst, Mode, Policy
+from vcuda.gpu_model import GpuModel, matches, names_no_card, parse_model
+from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
+from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy
 from vcuda.quantity import QuantityError, parse
-from vcuda.vocabulary import WHOLE
+from vcuda.strict_yaml import DocumentError, parse_documents
+from vcuda.vocabulary import CORES_PER_CARD
 
-EVERY = "*"
+ALL_TYPES = "*"
 DENY: Literal["deny"] = "deny"
 ALLOW: Literal["allow"] = "allow"
 FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode")
@@ -39,7 +39,7 @@ DIMENSIONS = (CORES, MEMORY, PODS)
 MAX_LINES = 256
 
 
-class Mistake(Struct, frozen=True):
+class QuotaMistake(Struct, frozen=True):
     """Something in a quota that cannot be meant: in which quota, where there, what stands there, what to write."""
 
     quota: str
@@ -54,7 +54,7 @@ class Mistake(Struct, frozen=True):
 class QuotaError(ValueError):
     """A quota that cannot be meant, with everything that is wrong with it."""
 
-    def __init__(self, *mistakes: Mistake) -> None:
+    def __init__(self, *mistakes: QuotaMistake) -> None:
         super().__init__("\n".join(map(str, mistakes)))
         self.mistakes = mistakes
 
@@ -66,15 +66,15 @@ class Quota(Struct, frozen=True):
     types: dict[str, dict[str, int]]
     unlisted: Literal["deny", "allow"] = DENY
     untyped: Literal["float", "deny"] = "float"
-    policy: Policy = Policy()
+    policy: NamespacePolicy = NamespacePolicy()
 
-    def lines(self, model: Model) -> tuple[str, ...]:
+    def lines(self, model: GpuModel) -> tuple[str, ...]:
         """Name the lines that a model is charged to: the product's, the family's, and the one over all types."""
-        return tuple(line for line in self.types if line == EVERY or matches(line, model))
+        return tuple(line for line in self.types if line == ALL_TYPES or matches(line, model))
 
-    def grants(self, model: Model) -> bool:
+    def grants(self, model: GpuModel) -> bool:
         """Tell whether this quota lets the namespace use a model at all."""
-        return self.unlisted == ALLOW or any(line != EVERY for line in self.lines(model))
+        return self.unlisted == ALLOW or any(line != ALL_TYPES for line in self.lines(model))
 
     def ceiling(self) -> Ceiling:
         """Give all ceilings, by quota, line and dimension."""
@@ -85,16 +85,16 @@ class Quota(Struct, frozen=True):
         )
 
 
-class Parser:
+class QuotaParser:
     """Collects what is wrong while a quota is read."""
 
     def __init__(self, where: str, unit_mib: int) -> None:
         self.where, self.unit_mib = where, unit_mib
-        self.mistakes: list[Mistake] = []
+        self.mistakes: list[QuotaMistake] = []
 
     def wrong(self, path: str, value: Any, message: str) -> None:  # noqa: ANN401 - whatever was written
         """Note a mistake."""
-        self.mistakes.append(Mistake(self.where, path, shown(json_like(value)), message))
+        self.mistakes.append(QuotaMistake(self.where, path, printable(json_like(value)), message))
 
     def mapping(self, path: str, value: Any, remedy: str) -> dict[str, Any]:  # noqa: ANN401
         """Expect a mapping."""
@@ -146,8 +146,8 @@ class Parser:
         """Expect memory, in bytes or in units; what is not a whole MiB is not granted."""
         try:
             amount = parse(value)
-            rounded_up = mib_asked(amount, self.unit_mib)
-            return amount.whole // MIB if are_bytes(amount, self.unit_mib) else rounded_up
+            rounded_up = requested_mib(amount, self.unit_mib)
+            return amount.whole // MIB if is_in_bytes(amount, self.unit_mib) else rounded_up
         except (QuantityError, TypeError) as wrong:
             self.wrong(path, value, f"{wrong}; write memory as in 160Gi, or a number of {self.unit_mib} MiB units")
             return 0
@@ -163,10 +163,10 @@ def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota
     try:
         documents = parse_documents(text, plain_numbers=True)
     except DocumentError as wrong:
-        raise QuotaError(Mistake(name, "", "", str(wrong))) from None
+        raise QuotaError(QuotaMistake(name, "", "", str(wrong))) from None
     if len(documents) != 1:
-        raise QuotaError(Mistake(name, "", "", f"holds {len(documents)} documents; write one"))
-    parser = Parser(name, unit_mib)
+        raise QuotaError(QuotaMistake(name, "", "", f"holds {len(documents)} documents; write one"))
+    parser = QuotaParser(name, unit_mib)
     body = parser.mapping("quota", documents[0], f"write a mapping with {', '.join(FIELDS)}")
     quota = read_quota(body, name, parser)
     if parser.mistakes:
@@ -174,7 +174,7 @@ def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota
     return quota
 
 
-def read_quota(body: dict[str, Any], name: str, parser: Parser) -> Quota:
+def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
     """Read the fields of a quota."""
     parser.unknown("", body, FIELDS)
     if isinstance(body.get("types"), dict) and len(body["types"]) > MAX_LINES:
@@ -185,7 +185,7 @@ def read_quota(body: dict[str, Any], name: str, parser: Parser) -> Quota:
             "types", body.get("types", {}), "write lines such as A100: {cores: 400}"
         ).items()
     }
-    unlisted = ALLOW if set(types) <= {EVERY} else DENY
+    unlisted = ALLOW if set(types) <= {ALL_TYPES} else DENY
     if "unlisted" in body:
         unlisted = ALLOW if parser.choice("unlisted", body["unlisted"], (DENY, ALLOW)) == ALLOW else DENY
     untyped = parser.choice("untyped", body.get("untyped", "float"), ("float", DENY))
@@ -195,13 +195,15 @@ def read_quota(body: dict[str, Any], name: str, parser: Parser) -> Quota:
         types=types,
         unlisted=unlisted,
         untyped="float" if untyped == "float" else DENY,
-        policy=Policy(parser.pools("pools", body.get("pools")), read_burst(body.get("coreLimit"), parser), mode),
+        policy=NamespacePolicy(
+            parser.pools("pools", body.get("pools")), read_core_limit_policy(body.get("coreLimit"), parser), mode
+        ),
     )
 
 
-def read_line(path: str, line: str, limits: Any, parser: Parser) -> dict[str, int]:  # noqa: ANN401
+def read_line(path: str, line: str, limits: Any, parser: QuotaParser) -> dict[str, int]:  # noqa: ANN401
     """Read the ceilings of one line."""
-    if line != EVERY:
+    if line != ALL_TYPES:
         parser.model(path, line)
     read: dict[str, Callable[[str, Any], int]] = {
         CORES: lambda at, value: parser.whole(at, value, "write cores as a whole number; 100 is one GPU"),
@@ -213,33 +215,35 @@ def read_line(path: str, line: str, limits: Any, parser: Parser) -> dict[str, in
     return {key: read[key](f"{path}.{key}", found[key]) for key in DIMENSIONS if key in found}
 
 
-def read_burst(value: Any, parser: Parser) -> Burst:  # noqa: ANN401
+def read_core_limit_policy(value: Any, parser: QuotaParser) -> CoreLimitPolicy:  # noqa: ANN401
     """Read how far fractions may burst."""
     if value is None:
-        return Burst()
+        return CoreLimitPolicy()
     try:
-        return converted(value, Burst)
+        return converted(value, CoreLimitPolicy)
     except msgspec.ValidationError:
-        parser.wrong("coreLimit", value, f"write {{default: request, max: {WHOLE}}}; both may be 1 to {WHOLE}")
-        return Burst()
+        parser.wrong(
+            "coreLimit", value, f"write {{default: request, max: {CORES_PER_CARD}}}; both may be 1 to {CORES_PER_CARD}"
+        )
+        return CoreLimitPolicy()
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Read a JSON object in which nothing is said twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
-        raise ValueError(f"{shown(twice)!r} stands twice in it; write it once")
+        raise ValueError(f"{printable(twice)!r} stands twice in it; write it once")
     return found
 
 
-def parse_legacy(text: str, name: str) -> dict[str, Quota]:
+def parse_legacy_quotas(text: str, name: str) -> dict[str, Quota]:
     """Read the older JSON for all namespaces; a namespace that it does not name has no quota here."""
     try:
-        body = json.loads(text, object_pairs_hook=once)
+        body = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as wrong:
-        raise QuotaError(Mistake(name, "", "", f"not JSON as it should be: {wrong}")) from None
-    parser = Parser(name, DEFAULT_UNIT_MIB)
+        raise QuotaError(QuotaMistake(name, "", "", f"not JSON as it should be: {wrong}")) from None
+    parser = QuotaParser(name, DEFAULT_UNIT_MIB)
     quotas: dict[str, Quota] = {}
     for namespace, entry in parser.mapping("gpu_quota", body, "write namespaces and their quotas").items():
         fields = parser.mapping(namespace, entry, 'write {"quota": {"A100": 4}, "pool": ["training"]}')
@@ -250,11 +254,11 @@ def parse_legacy(text: str, name: str) -> dict[str, Quota]:
         quotas[namespace] = Quota(
             name=name,
             types={
-                model: {CORES: WHOLE * parser.whole(f"{namespace}.quota.{model}", cards, "write whole GPUs")}
+                model: {CORES: CORES_PER_CARD * parser.whole(f"{namespace}.quota.{model}", cards, "write whole GPUs")}
                 for model, cards in counts.items()
             },
             unlisted=DENY if "quota" in fields else ALLOW,
-            policy=Policy(parser.pools(f"{namespace}.pool", fields.get("pool"))),
+            policy=NamespacePolicy(parser.pools(f"{namespace}.pool", fields.get("pool"))),
         )
     if parser.mistakes:
         raise QuotaError(*parser.mistakes)

@@ -6,19 +6,19 @@ from enum import StrEnum
 from msgspec import Struct
 
 from vcuda.amounts import CORES, MEMORY, PODS, Amounts
-from vcuda.decision import Code, Reason, shown
-from vcuda.language import Language
+from vcuda.decision import Code, Reason, printable
 from vcuda.names import Names
-from vcuda.pod import Container, PodSpec, Written
+from vcuda.pod import Container, PodSpec, ResourceList
 from vcuda.quantity import Quantity, QuantityError, parse
-from vcuda.vocabulary import WHOLE, Misread, Share, Vocabulary
+from vcuda.scheme import Scheme
+from vcuda.vocabulary import CORES_PER_CARD, InvalidAmount, Share, Vocabulary
 
-MOST_REMEMBERED = 4096
+MAX_CACHED_READS = 4096
 ABSENT = (Code.MEMORY_MISSING, Code.CORE_MISSING)
 
 # One unit of memory beside a fraction that follows is the token by which the node knows the container.
 TOKEN = 1
-MOST_COUNTED = 1024 * WHOLE
+MAX_COUNTED_CORES = 1024 * CORES_PER_CARD
 
 
 class Role(StrEnum):
@@ -63,10 +63,10 @@ class PodRequest(Struct, frozen=True):
         return used + Amounts({PODS: 1})
 
     def _effective(self, amount: Callable[[Share], Amounts]) -> Amounts:
-        return effective([(each.role, amount(each.share)) for each in self.containers])
+        return effective_amounts([(each.role, amount(each.share)) for each in self.containers])
 
 
-class Reading(Struct, frozen=True):
+class ParsedRequest(Struct, frozen=True):
     """A pod's request as far as it could be read, and everything that is wrong with it."""
 
     request: PodRequest
@@ -78,11 +78,11 @@ def memory_mib(share: Share, card_mib: int, unit_mib: int) -> int:
     if share.cards:
         return share.cards * card_mib
     if share.follows:
-        return share.cores * card_mib // WHOLE
+        return share.cores * card_mib // CORES_PER_CARD
     return share.memory_units * unit_mib
 
 
-def effective(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
+def effective_amounts(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
     """Count a pod's containers as Kubernetes does, for each dimension by itself.
 
     Sidecars and containers run together. Each init container runs alone, beside the sidecars that were started
@@ -100,54 +100,56 @@ def effective(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
     return peak | (together + sidecars)
 
 
-def read_pod(spec: PodSpec, annotations: Mapping[str, str], spoken: Language) -> Reading:
+def parse_request(spec: PodSpec, annotations: Mapping[str, str], scheme: Scheme) -> ParsedRequest:
     """Read what a pod asks for; all of its mistakes come back at once."""
-    follows, reasons = followers(spec, annotations.get(spoken.names.memory_follows_core, ""), spoken.names)
+    follows, reasons = containers_following_core(
+        spec, annotations.get(scheme.names.memory_follows_core, ""), scheme.names
+    )
     found: list[ContainerRequest] = []
-    for path, role, container in walk(spec):
-        request, wrong = read_container(container, path, role, spoken, follows=container.name in follows)
+    for path, role, container in iter_containers(spec):
+        request, wrong = read_container(container, path, role, scheme, follows=container.name in follows)
         reasons += wrong
         if request is not None:
             found.append(request)
-    return Reading(PodRequest(tuple(found)), tuple(reasons))
+    return ParsedRequest(PodRequest(tuple(found)), tuple(reasons))
 
 
-def held_by(spec: PodSpec, annotations: Mapping[str, str], spoken: Language) -> PodRequest:
+def request_held_by(spec: PodSpec, annotations: Mapping[str, str], scheme: Scheme) -> PodRequest:
     """Read what a pod that exists holds, whatever is wrong with how it asks: it has its resources all the same.
 
     What cannot be read as a share is counted by its plain numbers.
     """
-    follows, _ = followers(spec, annotations.get(spoken.names.memory_follows_core, ""), spoken.names)
+    follows, _ = containers_following_core(spec, annotations.get(scheme.names.memory_follows_core, ""), scheme.names)
     found: list[ContainerRequest] = []
-    for path, role, container in walk(spec):
-        request, wrong = read_container(container, path, role, spoken, follows=container.name in follows)
+    for path, role, container in iter_containers(spec):
+        request, wrong = read_container(container, path, role, scheme, follows=container.name in follows)
         if request is None and wrong:
-            request = ContainerRequest(container.name, role, rough_share(container, spoken), "")
+            request = ContainerRequest(container.name, role, rough_share(container, scheme), "")
         if request is not None:
             found.append(request)
     return PodRequest(tuple(found))
 
 
-def rough_share(container: Container, spoken: Language) -> Share:
+def rough_share(container: Container, scheme: Scheme) -> Share:
     """Count the plain numbers of a container; what is none of cores and memory counts as one card."""
     cores = units = 0
-    for part in asked_for(container):
+    for part in resources_of(container):
         for key, value in part.items():
-            if key not in spoken.by_key:
+            if key not in scheme.by_key:
                 continue
             kind = key.rpartition("/")[2]
             try:
-                amount = min(parse(value).whole, MOST_COUNTED)
+                amount = min(parse(value).whole, MAX_COUNTED_CORES)
             except (QuantityError, TypeError):
-                amount = WHOLE
+                amount = CORES_PER_CARD
             if kind == "vcuda-memory":
                 units = max(units, amount)
             else:
-                cores = max(cores, amount if kind == "vcuda-core" else WHOLE)
+                cores = max(cores, amount if kind == "vcuda-core" else CORES_PER_CARD)
     return Share(cores, units, follows=not units)
 
 
-def walk(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:
+def iter_containers(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:
     """Go through a pod's containers in starting order, with their field paths."""
     for index, container in enumerate(spec.init_containers or ()):
         role = Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
@@ -156,77 +158,77 @@ def walk(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:
         yield f"spec.containers[{index}]", Role.APP, container
 
 
-def followers(spec: PodSpec, listed: str, names: Names) -> tuple[frozenset[str], list[Reason]]:
+def containers_following_core(spec: PodSpec, listed: str, names: Names) -> tuple[frozenset[str], list[Reason]]:
     """Read the annotation that names the containers whose memory follows their cores."""
     if not listed:
         return frozenset(), []
     wanted = [name.strip() for name in listed.split(",") if name.strip()]
-    known = [container.name for _, _, container in walk(spec)]
+    known = [container.name for _, _, container in iter_containers(spec)]
     unknown = sorted(set(wanted).difference(known))
     if not unknown:
         return frozenset(wanted), []
     reason = Reason(
         code=Code.CONTAINER_UNKNOWN,
         field=f"metadata.annotations[{names.memory_follows_core}]",
-        value=shown(", ".join(unknown)),
+        value=printable(", ".join(unknown)),
         message="the pod has no container of this name",
-        remedy=f"name containers of the pod: {shown(', '.join(known))}",
+        remedy=f"name containers of the pod: {printable(', '.join(known))}",
     )
     return frozenset(wanted), [reason]
 
 
 def read_container(
-    container: Container, path: str, role: Role, spoken: Language, *, follows: bool
+    container: Container, path: str, role: Role, scheme: Scheme, *, follows: bool
 ) -> tuple[ContainerRequest | None, list[Reason]]:
     """Read one container's request; no request and no reason if it asks for no GPU."""
-    limits, requests = asked_for(container)
-    ours = tuple([(key, value) for part in (limits, requests) for key, value in part.items() if key in spoken.by_key])
+    limits, requests = resources_of(container)
+    ours = tuple([(key, value) for part in (limits, requests) for key, value in part.items() if key in scheme.by_key])
     if not ours:
         return None, []
     # The pods of a cluster ask for the same few sizes over and over, and nothing else decides how one is read: not even
     # which amount stands among the limits, for a key that stands in both is right only if both say the same.
     size = (ours, follows)
-    if size in spoken.remembered:
-        return ContainerRequest(container.name, role, *spoken.remembered[size]), []
+    if size in scheme.remembered:
+        return ContainerRequest(container.name, role, *scheme.remembered[size]), []
     amounts, reasons = read_amounts(path, limits, requests, {key for key, _ in ours})
-    speaking = {vocabulary.name: vocabulary for vocabulary in map(spoken.by_key.__getitem__, sorted(amounts))}
+    speaking = {vocabulary.name: vocabulary for vocabulary in map(scheme.by_key.__getitem__, sorted(amounts))}
     if len(speaking) > 1:
-        inside = [vocabulary for vocabulary in spoken.vocabularies if vocabulary.name in speaking]
-        return None, [*reasons, mixed(f"{path}.resources", inside, amounts)]
+        inside = [vocabulary for vocabulary in scheme.vocabularies if vocabulary.name in speaking]
+        return None, [*reasons, vocabularies_mixed(f"{path}.resources", inside, amounts)]
     for vocabulary in speaking.values():
-        rule = spoken.names.memory_follows_core
+        rule = scheme.names.memory_follows_core
         try:
-            share = settle_memory(vocabulary.read(amounts), vocabulary, rule, follows=follows)
-        except Misread as wrong:
+            share = check_memory(vocabulary.read(amounts), vocabulary, rule, follows=follows)
+        except InvalidAmount as wrong:
             # What is missing may be missing only because it could not be read, which is a reason already.
             told = [each for each in (wrong, *wrong.also) if not reasons or each.code not in ABSENT]
-            return None, [*reasons, *(misread(path, limits, requests, each) for each in told)]
+            return None, [*reasons, *(amount_invalid(path, limits, requests, each) for each in told)]
         if not reasons:
-            remember(spoken, size, (share, vocabulary.name))
+            cache_read(scheme, size, (share, vocabulary.name))
             return ContainerRequest(container.name, role, share, vocabulary.name), []
     return None, reasons
 
 
-def remember(spoken: Language, size: Hashable, read: tuple[Share, str]) -> None:
+def cache_read(scheme: Scheme, size: Hashable, read: tuple[Share, str]) -> None:
     """Keep how a size was read, in a bounded memory."""
-    if len(spoken.remembered) >= MOST_REMEMBERED:
-        spoken.remembered.clear()
-    spoken.remembered[size] = read
+    if len(scheme.remembered) >= MAX_CACHED_READS:
+        scheme.remembered.clear()
+    scheme.remembered[size] = read
 
 
-def misread(path: str, limits: Written, requests: Written, wrong: Misread) -> Reason:
+def amount_invalid(path: str, limits: ResourceList, requests: ResourceList, wrong: InvalidAmount) -> Reason:
     """Say what a vocabulary does not allow, where it stands."""
     part, written = ("limits", limits) if wrong.key in limits else ("requests", requests)
     return Reason(
         code=wrong.code,
         field=f"{path}.resources.{part}[{wrong.key}]",
-        value=shown(written.get(wrong.key, "")),
+        value=printable(written.get(wrong.key, "")),
         message=wrong.message,
         remedy=wrong.remedy,
     )
 
 
-def asked_for(container: Container) -> tuple[Written, Written]:
+def resources_of(container: Container) -> tuple[ResourceList, ResourceList]:
     """Give limits and requests as written; requests alone are taken for both, as the webhook makes them."""
     resources = container.resources
     if resources is None:
@@ -235,7 +237,7 @@ def asked_for(container: Container) -> tuple[Written, Written]:
 
 
 def read_amounts(
-    path: str, limits: Written, requests: Written, keys: set[str]
+    path: str, limits: ResourceList, requests: ResourceList, keys: set[str]
 ) -> tuple[dict[str, Quantity], list[Reason]]:
     """Parse the amounts under these keys; zero counts as absent."""
     amounts: dict[str, Quantity] = {}
@@ -248,28 +250,28 @@ def read_amounts(
             try:
                 parsed.append(parse(written[key]))
             except QuantityError as wrong:
-                reasons.append(unreadable(f"{path}.resources.{part}[{key}]", written[key], str(wrong)))
+                reasons.append(quantity_invalid(f"{path}.resources.{part}[{key}]", written[key], str(wrong)))
         if len(parsed) > 1 and parsed[0].nanos != parsed[1].nanos:
-            reasons.append(differing(f"{path}.resources.requests[{key}]", str(parsed[1]), str(parsed[0])))
+            reasons.append(request_differs(f"{path}.resources.requests[{key}]", str(parsed[1]), str(parsed[0])))
         if parsed and parsed[0].nanos:
             amounts[key] = parsed[0]
     return amounts, reasons
 
 
-def settle_memory(share: Share, vocabulary: Vocabulary, rule: str, *, follows: bool) -> Share:
+def check_memory(share: Share, vocabulary: Vocabulary, rule: str, *, follows: bool) -> Share:
     """Apply the rule that a fraction says its memory, or that it follows the cores; whole cards need neither."""
     if share.cards or share.follows:
         return share
     if not follows and not share.memory_units:
         key = vocabulary.keys[0]
-        raise Misread(
+        raise InvalidAmount(
             Code.MEMORY_MISSING,
             key,
             "a fraction of a GPU without memory",
             f"add {vocabulary.keys[1]}, or name the container in the annotation {rule}",
         )
     if follows and share.memory_units > TOKEN:
-        raise Misread(
+        raise InvalidAmount(
             Code.MEMORY_INVALID,
             vocabulary.keys[1],
             f"memory is given, and the annotation {rule} as well",
@@ -278,18 +280,18 @@ def settle_memory(share: Share, vocabulary: Vocabulary, rule: str, *, follows: b
     return Share(share.cores, follows=True) if follows else share
 
 
-def unreadable(field: str, value: str | float, message: str) -> Reason:
+def quantity_invalid(field: str, value: str | float, message: str) -> Reason:
     """Say that an amount is no quantity."""
     return Reason(
         code=Code.QUANTITY_INVALID,
         field=field,
-        value=shown(value),
+        value=printable(value),
         message=message,
         remedy="write a number such as 50, or 8Gi",
     )
 
 
-def differing(field: str, request: str, limit: str) -> Reason:
+def request_differs(field: str, request: str, limit: str) -> Reason:
     """Say that request and limit differ, which Kubernetes does not allow for such resources."""
     return Reason(
         code=Code.REQUEST_DIFFERS,
@@ -300,7 +302,7 @@ def differing(field: str, request: str, limit: str) -> Reason:
     )
 
 
-def mixed(where: str, speaking: Sequence[Vocabulary], amounts: Mapping[str, Quantity]) -> Reason:
+def vocabularies_mixed(where: str, speaking: Sequence[Vocabulary], amounts: Mapping[str, Quantity]) -> Reason:
     """Say that a container asks in two vocabularies at once."""
     keys = sorted(key for vocabulary in speaking for key in vocabulary.keys if key in amounts)
     return Reason(

@@ -11,11 +11,11 @@ from msgspec import Meta, Struct
 
 from vcuda import names as known
 from vcuda.decision import Code
-from vcuda.memory import DEFAULT_UNIT_MIB, countable, mib_asked, units
+from vcuda.memory_units import DEFAULT_UNIT_MIB, checked_count, requested_mib, units_for
 from vcuda.names import Names
 from vcuda.quantity import NANO, Quantity, QuantityError
 
-WHOLE = 100
+CORES_PER_CARD = 100
 MAX_CARDS = 1024
 ANCESTOR_UNITS_MIB = dict(zip(known.ANCESTOR_DOMAINS, (256, 1), strict=True))
 
@@ -30,7 +30,7 @@ class Share(Struct, frozen=True):
     @property
     def cards(self) -> int:
         """How many whole cards it asks for; 0 for a fraction."""
-        return self.cores // WHOLE
+        return self.cores // CORES_PER_CARD
 
     @property
     def memory_count(self) -> int:
@@ -41,13 +41,13 @@ class Share(Struct, frozen=True):
         return self.memory_units or max(1, self.cards)
 
 
-class Misread(Exception):  # noqa: N818 - not a fault of the program
+class InvalidAmount(Exception):  # noqa: N818 - not a fault of the program
     """An amount that its vocabulary does not allow, with the key it stands under; `also` holds further ones."""
 
     def __init__(self, code: Code, key: str, message: str, remedy: str) -> None:
         super().__init__(message)
         self.code, self.key, self.message, self.remedy = code, key, message, remedy
-        self.also: list[Misread] = []
+        self.also: list[InvalidAmount] = []
 
 
 Read = Callable[[Mapping[str, Quantity]], Share]
@@ -61,31 +61,31 @@ class Vocabulary(Struct, frozen=True):
     read: Read
 
 
-class Dialects(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class VocabularyOptions(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Which vocabularies a cluster accepts beside the canonical one, and how they are measured."""
 
-    vgpu_per_gpu: Annotated[int, Meta(ge=1, le=WHOLE)] = 10
+    vgpu_per_gpu: Annotated[int, Meta(ge=1, le=CORES_PER_CARD)] = 10
     nvidia_gpu: bool = False
     hami: bool = False
 
 
 def vocabularies(
-    names: Names, unit_mib: int = DEFAULT_UNIT_MIB, dialects: Dialects | None = None
+    names: Names, unit_mib: int = DEFAULT_UNIT_MIB, dialects: VocabularyOptions | None = None
 ) -> tuple[Vocabulary, ...]:
     """List the vocabularies of a cluster, the canonical one first."""
-    dialects = dialects or Dialects()
-    spoken = [vcuda(names.domain, unit_mib, unit_mib)]
-    spoken += [vcuda(domain, own, unit_mib) for domain, own in ANCESTOR_UNITS_MIB.items() if domain != names.domain]
+    dialects = dialects or VocabularyOptions()
+    scheme = [vcuda(names.domain, unit_mib, unit_mib)]
+    scheme += [vcuda(domain, own, unit_mib) for domain, own in ANCESTOR_UNITS_MIB.items() if domain != names.domain]
     # Under NVIDIA's own domain the name for people is NVIDIA's resource, which is read only where that is wanted.
     if names.cards != known.NVIDIA_GPU or (dialects.nvidia_gpu and not dialects.hami):
-        spoken.append(Vocabulary(names.cards, (names.cards,), lambda asked: cards(names.cards, asked[names.cards])))
-    spoken += [vgpu(key, dialects.vgpu_per_gpu) for key in known.AWS_VGPU]
-    spoken.append(percent(known.NANO_PERCENT))
+        scheme.append(Vocabulary(names.cards, (names.cards,), lambda asked: cards(names.cards, asked[names.cards])))
+    scheme += [vgpu(key, dialects.vgpu_per_gpu) for key in known.AWS_VGPU]
+    scheme.append(percent(known.NANO_PERCENT))
     if dialects.hami:
-        spoken.append(hami(unit_mib))
+        scheme.append(hami(unit_mib))
     elif dialects.nvidia_gpu and names.cards != known.NVIDIA_GPU:
-        spoken.append(whole_cards(known.NVIDIA_GPU))
-    return tuple(spoken)
+        scheme.append(whole_cards(known.NVIDIA_GPU))
+    return tuple(scheme)
 
 
 def vcuda(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabulary:
@@ -94,7 +94,7 @@ def vcuda(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabulary:
 
     def read(asked: Mapping[str, Quantity]) -> Share:
         if names.core not in asked:
-            raise Misread(
+            raise InvalidAmount(
                 Code.CORE_MISSING,
                 names.memory,
                 "memory without cores",
@@ -114,33 +114,35 @@ def vgpu(key: str, per_gpu: int) -> Vocabulary:
 
     def read(asked: Mapping[str, Quantity]) -> Share:
         count = check_cores(key, whole_number(key, asked[key], per_gpu), per_gpu)
-        return following(max(1, count * WHOLE // per_gpu))
+        return share_following_cores(max(1, count * CORES_PER_CARD // per_gpu))
 
     return Vocabulary(key, (key,), read)
 
 
 def percent(key: str) -> Vocabulary:
     """Read nano-gpu's percentage of one GPU."""
-    return Vocabulary(key, (key,), lambda asked: following(check_cores(key, whole_number(key, asked[key]))))
+    return Vocabulary(key, (key,), lambda asked: share_following_cores(check_cores(key, whole_number(key, asked[key]))))
 
 
 def cards(key: str, amount: Quantity) -> Share:
     """Read cards as people write them: "0.3", or "2"."""
     positive(key, amount)
-    hundredths, beyond = divmod(amount.nanos * WHOLE, NANO)
-    bounded(key, hundredths // WHOLE, 1)
-    if beyond or (hundredths > WHOLE and hundredths % WHOLE):
+    hundredths, beyond = divmod(amount.nanos * CORES_PER_CARD, NANO)
+    bounded(key, hundredths // CORES_PER_CARD, 1)
+    if beyond or (hundredths > CORES_PER_CARD and hundredths % CORES_PER_CARD):
         message = (
-            "finer than a hundredth of a card" if hundredths < WHOLE else "neither a part of one card nor whole cards"
+            "finer than a hundredth of a card"
+            if hundredths < CORES_PER_CARD
+            else "neither a part of one card nor whole cards"
         )
-        near = [f'"{cores / WHOLE:g}"' for cores in valid_near(hundredths)]
-        raise Misread(Code.CORE_INVALID, key, message, f"ask for {' or '.join(near)}")
-    return following(hundredths)
+        near = [f'"{cores / CORES_PER_CARD:g}"' for cores in valid_near(hundredths)]
+        raise InvalidAmount(Code.CORE_INVALID, key, message, f"ask for {' or '.join(near)}")
+    return share_following_cores(hundredths)
 
 
 def whole_cards(key: str) -> Vocabulary:
     """Read NVIDIA's own resource: whole cards only."""
-    return Vocabulary(key, (key,), lambda asked: Share(whole_number(key, asked[key], 1) * WHOLE))
+    return Vocabulary(key, (key,), lambda asked: Share(whole_number(key, asked[key], 1) * CORES_PER_CARD))
 
 
 def hami(unit_mib: int) -> Vocabulary:
@@ -150,26 +152,28 @@ def hami(unit_mib: int) -> Vocabulary:
     def read(asked: Mapping[str, Quantity]) -> Share:
         count, fraction, each = all_of(
             lambda: whole_number(gpu, asked[gpu], 1) if gpu in asked else 1,
-            lambda: whole_number(cores, asked[cores]) if cores in asked else WHOLE,
+            lambda: whole_number(cores, asked[cores]) if cores in asked else CORES_PER_CARD,
             lambda: memory(mem, asked.get(mem), 1, unit_mib),
         )
-        if fraction > WHOLE:
-            raise Misread(Code.CORE_INVALID, cores, "more than one card's cores", "ask for 1 to 100")
+        if fraction > CORES_PER_CARD:
+            raise InvalidAmount(Code.CORE_INVALID, cores, "more than one card's cores", "ask for 1 to 100")
         if part in asked and whole_number(part, asked[part]) != fraction:
-            raise Misread(
+            raise InvalidAmount(
                 Code.MEMORY_INVALID, part, "another part of the memory than of the cores", f"ask in {mem} instead"
             )
         if cores not in asked and mem in asked:
-            raise Misread(Code.CORE_MISSING, mem, "a share of memory without a share of cores", f"add {cores}: 1 to 99")
-        if count > 1 and fraction < WHOLE:
-            raise Misread(
+            raise InvalidAmount(
+                Code.CORE_MISSING, mem, "a share of memory without a share of cores", f"add {cores}: 1 to 99"
+            )
+        if count > 1 and fraction < CORES_PER_CARD:
+            raise InvalidAmount(
                 Code.CORE_INVALID, gpu, "a fraction of each of several cards", f"ask for one card, or leave {cores} out"
             )
         try:
-            held = countable(each * count, unit_mib)
+            held = checked_count(each * count, unit_mib)
         except QuantityError as wrong:
-            raise Misread(Code.MEMORY_INVALID, mem, str(wrong), "ask for less on each card") from None
-        return Share(count * fraction, held, follows=fraction < WHOLE and not each)
+            raise InvalidAmount(Code.MEMORY_INVALID, mem, str(wrong), "ask for less on each card") from None
+        return Share(count * fraction, held, follows=fraction < CORES_PER_CARD and not each)
 
     return Vocabulary("hami", (gpu, mem, cores, part), read)
 
@@ -177,11 +181,11 @@ def hami(unit_mib: int) -> Vocabulary:
 def all_of(*reads: Callable[[], int]) -> list[int]:
     """Read several amounts; whatever is wrong with any of them is raised together."""
     values: list[int] = []
-    wrong: list[Misread] = []
+    wrong: list[InvalidAmount] = []
     for read in reads:
         try:
             values.append(read())
-        except Misread as misread:
+        except InvalidAmount as misread:
             wrong.append(misread)
     if wrong:
         wrong[0].also += wrong[1:]
@@ -189,45 +193,47 @@ def all_of(*reads: Callable[[], int]) -> list[int]:
     return values
 
 
-def following(cores: int) -> Share:
+def share_following_cores(cores: int) -> Share:
     """Give a share in a vocabulary that knows no memory: as much of the card's memory as of its cores."""
-    return Share(cores, follows=cores < WHOLE)
+    return Share(cores, follows=cores < CORES_PER_CARD)
 
 
 def positive(key: str, amount: Quantity) -> None:
     """Refuse a negative amount."""
     if amount.nanos < 0:
-        raise Misread(Code.QUANTITY_INVALID, key, "an amount cannot be negative", "ask for a positive amount")
+        raise InvalidAmount(Code.QUANTITY_INVALID, key, "an amount cannot be negative", "ask for a positive amount")
 
 
-def whole_number(key: str, amount: Quantity, step: int = WHOLE) -> int:
+def whole_number(key: str, amount: Quantity, step: int = CORES_PER_CARD) -> int:
     """Take an amount that only makes sense as a whole, positive number; `step` of them make a card."""
     positive(key, amount)
     if not amount.is_whole:
-        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number", advice(amount.whole, step))
+        raise InvalidAmount(Code.QUANTITY_INVALID, key, "not a whole number", advice(amount.whole, step))
     return bounded(key, amount.whole, step)
 
 
 def as_cores(key: str, amount: Quantity) -> Quantity:
     """Refuse 0.5 for half a card with the number that was meant: cores are hundredths."""
     if 0 < amount.nanos < NANO:
-        meant = max(1, amount.nanos * WHOLE // NANO)
-        raise Misread(Code.QUANTITY_INVALID, key, "not a whole number; 100 is one GPU", f"ask for {meant}")
+        meant = max(1, amount.nanos * CORES_PER_CARD // NANO)
+        raise InvalidAmount(Code.QUANTITY_INVALID, key, "not a whole number; 100 is one GPU", f"ask for {meant}")
     return amount
 
 
 def bounded(key: str, count: int, step: int) -> int:
     """Refuse more cards than there can be on one node."""
     if count > MAX_CARDS * step:
-        raise Misread(Code.CORE_INVALID, key, "more cards than any node has", f"ask for at most {MAX_CARDS * step}")
+        raise InvalidAmount(
+            Code.CORE_INVALID, key, "more cards than any node has", f"ask for at most {MAX_CARDS * step}"
+        )
     return count
 
 
-def check_cores(key: str, count: int, step: int = WHOLE) -> int:
+def check_cores(key: str, count: int, step: int = CORES_PER_CARD) -> int:
     """Hold an amount to what one container can get: a part of one GPU, or whole GPUs; `step` make one."""
     if count > step and count % step:
         message = f"neither a part of one GPU (1 to {step - 1}) nor whole GPUs (multiples of {step})"
-        raise Misread(Code.CORE_INVALID, key, message, advice(count, step))
+        raise InvalidAmount(Code.CORE_INVALID, key, message, advice(count, step))
     return count
 
 
@@ -236,7 +242,7 @@ def advice(count: int, step: int) -> str:
     return f"ask for {' or '.join(map(str, valid_near(count, step)))}"
 
 
-def valid_near(count: int, step: int = WHOLE) -> list[int]:
+def valid_near(count: int, step: int = CORES_PER_CARD) -> list[int]:
     """Give the amounts nearest to a wrong one that would be right: part of a card, or whole cards."""
     if count <= step or count % step == 0:
         return [max(1, count)]
@@ -248,9 +254,9 @@ def memory(key: str, amount: Quantity | None, own_unit_mib: int, unit_mib: int) 
     if amount is None:
         return 0
     try:
-        return countable(units(mib_asked(amount, own_unit_mib), unit_mib), unit_mib)
+        return checked_count(units_for(requested_mib(amount, own_unit_mib), unit_mib), unit_mib)
     except QuantityError as wrong:
-        raise Misread(
+        raise InvalidAmount(
             Code.MEMORY_INVALID,
             key,
             str(wrong),

@@ -11,40 +11,40 @@ from typing import Protocol
 from msgspec import Struct
 
 from vcuda.amounts import Amounts
-from vcuda.catalogue import Card, sizes_mib
-from vcuda.charging import Telling
+from vcuda.catalogue import CardModel, card_sizes_mib
+from vcuda.charging import RemedyContext
 from vcuda.decision import BadRequest, Code, Decision, Reason
-from vcuda.ledger import Claim, Ledger, Verdict, follow, packed, reserve
+from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, merge_newer_quotas, pack_uid, reserve
 from vcuda.names import MIRROR
-from vcuda.policy import Mode, Policy
+from vcuda.namespace_policy import Mode, NamespacePolicy
 from vcuda.quota import Quota
-from webhook.drafting import Draft, shortened
-from webhook.fractions import is_fraction, ours_of
+from webhook.admission_config import AdmissionConfig
 from webhook.mutating import clean_environment, containers_of, rewrite
 from webhook.objects import Binding, ConfigMap, Pod
-from webhook.quotas import check_quota
-from webhook.reading import Asked, read
+from webhook.patching import PatchBuilder, truncate_warning
+from webhook.pod_parsing import ParsedPod, parse_pod
 from webhook.reapplying import restore
 from webhook.review import NULL, Request, decode_object, encode_answer
-from webhook.rules import Rules
+from webhook.template_fractions import is_fraction, ours_of
 from webhook.validating import (
-    Bound,
+    PodToBind,
     check_binding,
     check_created,
     check_ephemeral,
     check_updated,
     is_governed,
-    wrong_with,
+    pod_mistakes,
 )
+from webhook.validating_quotas import check_quota
 from webhook.workloads import (
-    KINDS,
-    Making,
+    WORKLOAD_KINDS,
+    PlannedPods,
     beyond_quota,
     check_workload,
     patched,
     read_workload,
-    settle_fractions,
-    wrong_with_template,
+    rewrite_workload_fractions,
+    template_mistakes,
 )
 
 CREATE, UPDATE = "CREATE", "UPDATE"
@@ -57,10 +57,10 @@ REFUSED_EARLY = (Code.QUANTITY_INVALID, Code.REQUEST_DIFFERS)
 ALLOWED = Decision()
 
 
-class Policies(Protocol):
+class QuotaSource(Protocol):
     """What namespaces are held to."""
 
-    def policy(self, namespace: str) -> Policy:
+    def policy(self, namespace: str) -> NamespacePolicy:
         """Give the policy of a namespace; Unavailable while it is not known."""
         ...
 
@@ -69,7 +69,7 @@ class Policies(Protocol):
         ...
 
     @property
-    def cards(self) -> Sequence[Card]:
+    def cards(self) -> Sequence[CardModel]:
         """Give the kinds of cards that the cluster has."""
         ...
 
@@ -80,12 +80,12 @@ class Wanted(Struct, frozen=True):
     A dry run only looks at it. Advice does so, too, and if there is none, the decision stands all the same.
     """
 
-    change: Callable[[Ledger], Verdict]
+    change: Callable[[Ledger], ChargeResult]
     only_looks: bool = False
     is_advice: bool = False
 
 
-class Outcome(Struct, frozen=True):
+class AdmissionOutcome(Struct, frozen=True):
     """What was decided on one review, as it is counted and shown. `audited` are reasons that did not refuse."""
 
     decision: Decision
@@ -93,193 +93,199 @@ class Outcome(Struct, frozen=True):
     audited: Decision = ALLOWED
     wanted: Wanted | None = None
 
-    def settled(self, verdict: Verdict) -> "Outcome":
+    def settled(self, verdict: ChargeResult) -> "AdmissionOutcome":
         """Give what is decided after the ledger has spoken."""
         if verdict.reasons:
-            return Outcome(Decision(verdict.reasons, self.decision.warnings), [])
+            return AdmissionOutcome(Decision(verdict.reasons, self.decision.warnings), [])
         told = (*self.decision.warnings, *verdict.warnings, *map(audit_of, verdict.audited))
         audited = self.audited + Decision(verdict.audited)
-        return Outcome(Decision(warnings=told), self.operations, audited)
+        return AdmissionOutcome(Decision(warnings=told), self.operations, audited)
 
 
 def audit_of(reason: Reason) -> str:
     """Tell what would be refused."""
-    return shortened(f"audit: would be refused: {reason}")
+    return truncate_warning(f"audit: would be refused: {reason}")
 
 
 class Admission:
     """Answers reviews by the rules of a cluster and the policies of its namespaces."""
 
-    def __init__(self, rules: Rules, policies: Policies, now: Callable[[], float] = time.time) -> None:
-        self.rules, self.policies, self._now = rules, policies, now
+    def __init__(
+        self, config: AdmissionConfig, quota_source: QuotaSource, now: Callable[[], float] = time.time
+    ) -> None:
+        self.config, self.quota_source, self._now = config, quota_source, now
 
-    def mutate(self, request: Request) -> Outcome:
+    def mutate(self, request: Request) -> AdmissionOutcome:
         """Say what an object needs."""
-        policy = self.policies.policy(request.namespace)
+        policy = self.quota_source.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE) or self._looks_on(policy):
-            return Outcome(ALLOWED, [])
+            return AdmissionOutcome(ALLOWED, [])
         draft, early = self._draft(request, policy)
         if early.reasons and self._mode(policy) is Mode.ENFORCE:
-            return Outcome(early, [])
-        return Outcome(Decision(warnings=tuple(draft.warnings)), draft.operations)
+            return AdmissionOutcome(early, [])
+        return AdmissionOutcome(Decision(warnings=tuple(draft.warnings)), draft.operations)
 
-    def validate(self, request: Request, bound: Bound | None = None) -> Outcome:
+    def validate(self, request: Request, pod_to_bind: PodToBind | None = None) -> AdmissionOutcome:
         """Say whether an object may be. `bound` is the pod of a binding, if it is known."""
-        policy = self.policies.policy(request.namespace)
+        policy = self.quota_source.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE):
-            return Outcome(ALLOWED, [])
-        decision, wanted = self._check(request, policy, bound)
+            return AdmissionOutcome(ALLOWED, [])
+        decision, wanted = self._check(request, policy, pod_to_bind)
         if decision.allowed or self._mode(policy) is Mode.ENFORCE:
-            return Outcome(decision, [], wanted=wanted if decision.allowed else None)
+            return AdmissionOutcome(decision, [], wanted=wanted if decision.allowed else None)
         told = [audit_of(reason) for reason in decision.reasons]
-        return Outcome(Decision(warnings=(*decision.warnings, *told)), [], decision)
+        return AdmissionOutcome(Decision(warnings=(*decision.warnings, *told)), [], decision)
 
     def pod_to_bind(self, request: Request) -> tuple[str, str] | None:
         """Name the pod that has to be looked up before a binding can be judged."""
-        if not is_binding(request) or self.rules.may_bind(request.user_info.username):
+        if not is_binding(request) or self.config.may_bind(request.user_info.username):
             return None
         binding = decode_object(request.object, Binding, "request.object")
         return request.namespace, binding.metadata.name or request.name
 
-    def _mode(self, policy: Policy) -> Mode:
-        return policy.mode or self.rules.cluster_mode
+    def _mode(self, policy: NamespacePolicy) -> Mode:
+        return policy.mode or self.config.cluster_mode
 
-    def _looks_on(self, policy: Policy) -> bool:
+    def _looks_on(self, policy: NamespacePolicy) -> bool:
         """Tell whether the cluster is only being watched: then nothing is rewritten either."""
-        return policy.mode is None and self.rules.cluster_mode is Mode.AUDIT
+        return policy.mode is None and self.config.cluster_mode is Mode.AUDIT
 
-    def _draft(self, request: Request, policy: Policy) -> tuple[Draft, Decision]:
+    def _draft(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
         """Draft the patch, and find what has to be refused before the API server does."""
         kind = (request.kind.group, request.kind.kind)
         if kind == POD and request.sub_resource == EPHEMERAL:
             return self._draft_ephemeral(request), Decision()
         if kind == POD and not request.sub_resource:
             if request.operation == UPDATE:
-                draft, reasons = restore(new_pod(request), old_pod(request), self.rules)
+                draft, reasons = restore(new_pod(request), old_pod(request), self.config)
                 return draft, Decision(tuple(reasons))
             pod = new_pod(request)
-            asked = read(pod, self.rules, policy)
-            early = wrong_with(pod, asked, self.rules, policy) if self._is_refused_early(pod, asked) else []
-            return rewrite(pod, asked, self.rules, policy), Decision(tuple(early)) if early else ALLOWED
-        if kind in KINDS and not request.sub_resource:
+            parsed = parse_pod(pod, self.config, policy)
+            early = pod_mistakes(pod, parsed, self.config, policy) if self._is_refused_early(pod, parsed) else []
+            return rewrite(pod, parsed, self.config, policy), Decision(tuple(early)) if early else ALLOWED
+        if kind in WORKLOAD_KINDS and not request.sub_resource:
             return self._draft_workload(request, policy)
-        return Draft(), Decision()
+        return PatchBuilder(), Decision()
 
-    def _is_refused_early(self, pod: Pod, asked: Asked) -> bool:
+    def _is_refused_early(self, pod: Pod, parsed: ParsedPod) -> bool:
         """Tell whether the API server would refuse a pod before it asks a validating webhook.
 
         A pod with mistakes is not rewritten, so that a part of a card in it stays one.
         """
-        return bool(asked.reasons) and (
-            any(reason.code in REFUSED_EARLY for reason in asked.reasons)
+        return bool(parsed.reasons) and (
+            any(reason.code in REFUSED_EARLY for reason in parsed.reasons)
             or any(
                 is_fraction(amount)
                 for _, container in containers_of(pod.spec)
-                for part in ours_of(container, self.rules).parts
+                for part in ours_of(container, self.config).parts
                 for amount in part.values()
             )
         )
 
-    def _draft_ephemeral(self, request: Request) -> Draft:
+    def _draft_ephemeral(self, request: Request) -> PatchBuilder:
         """Blind the containers that are added to a running GPU pod."""
-        new, old, draft = new_pod(request), old_pod(request), Draft()
+        new, old, draft = new_pod(request), old_pod(request), PatchBuilder()
         known = {container.name for container in old.spec.ephemeral_containers or ()}
-        if is_governed(old, self.rules):
+        if is_governed(old, self.config):
             for index, container in enumerate(new.spec.ephemeral_containers or ()):
                 if container.name not in known:
                     clean_environment(f"/spec/ephemeralContainers/{index}", container, draft, has_gpu=False)
         return draft
 
-    def _draft_workload(self, request: Request, policy: Policy) -> tuple[Draft, Decision]:
+    def _draft_workload(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
         maker = read_workload(request.object, request, "request.object")
         before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-        draft = settle_fractions(maker, before, request, self.rules)
+        draft = rewrite_workload_fractions(maker, before, request, self.config)
         if maker.metadata.is_controlled:
             return draft, ALLOWED
         if draft.operations:
             maker = read_workload(patched(request.object, draft.operations), request, "request.object")
-        pod, asked, wrong = wrong_with_template(maker, self.rules, policy)
-        early = any(reason.code is Code.LIMIT_MISSING for reason in wrong) or self._is_refused_early(pod, asked)
+        pod, parsed, wrong = template_mistakes(maker, self.config, policy)
+        early = any(reason.code is Code.LIMIT_MISSING for reason in wrong) or self._is_refused_early(pod, parsed)
         return draft, Decision(tuple(wrong)) if early else ALLOWED
 
-    def _check_update(self, request: Request, policy: Policy) -> Decision:
+    def _check_update(self, request: Request, policy: NamespacePolicy) -> Decision:
         """Check a change to a pod, by whichever way it comes: its annotations can be changed by its status, too."""
         new, old = new_pod(request), old_pod(request)
         if request.sub_resource == EPHEMERAL:
-            return check_ephemeral(new, old, read(old, self.rules, policy), self.rules)
-        return check_updated(new, old, self.rules, request.user_info)
+            return check_ephemeral(new, old, parse_pod(old, self.config, policy), self.config)
+        return check_updated(new, old, self.config, request.user_info)
 
-    def _check(self, request: Request, policy: Policy, bound: Bound | None) -> tuple[Decision, Wanted | None]:
+    def _check(
+        self, request: Request, policy: NamespacePolicy, pod_to_bind: PodToBind | None
+    ) -> tuple[Decision, Wanted | None]:
         kind = (request.kind.group, request.kind.kind)
         if is_binding(request):
             binding = decode_object(request.object, Binding, "request.object")
-            return check_binding(binding, bound, self.rules, request.user_info), None
+            return check_binding(binding, pod_to_bind, self.config, request.user_info), None
         if kind == POD and request.operation == UPDATE:
             return self._check_update(request, policy), None
         if kind == POD and not request.sub_resource:
             return self._check_creation(request, policy)
         if kind == CONFIG_MAP:
             found = decode_object(request.object, ConfigMap, "request.object")
-            return check_quota(found, request.namespace, request.name, self.rules), None
-        if kind in KINDS and not request.sub_resource:
+            return check_quota(found, request.namespace, request.name, self.config), None
+        if kind in WORKLOAD_KINDS and not request.sub_resource:
             return self._check_workload(request, policy)
         return ALLOWED, None
 
-    def _check_workload(self, request: Request, policy: Policy) -> tuple[Decision, Wanted | None]:
+    def _check_workload(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, Wanted | None]:
         """Check a workload, and ask how many of its pods find room."""
         maker = read_workload(request.object, request, "request.object")
         before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-        decision, more = check_workload(maker, before, self.rules, policy)
+        decision, more = check_workload(maker, before, self.config, policy)
         if more is None:
             return decision, None
         count = self._counting(more, request.namespace, policy)
         return decision, Wanted(count, only_looks=True, is_advice=True)
 
-    def _check_creation(self, request: Request, policy: Policy) -> tuple[Decision, Wanted | None]:
+    def _check_creation(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, Wanted | None]:
         """Check a new pod, and say what it has to be charged."""
         pod = new_pod(request)
-        asked = read(pod, self.rules, policy)
+        parsed = parse_pod(pod, self.config, policy)
         if self._looks_on(policy):
             # Nobody rewrote it, and nobody will: what counts is what its author would have to change.
-            decision = Decision(tuple(wrong_with(pod, asked, self.rules, policy)))
+            decision = Decision(tuple(pod_mistakes(pod, parsed, self.config, policy)))
         else:
-            decision = check_created(pod, asked, self.rules, policy, request.user_info)
-        if decision.reasons or not asked.request.is_gpu or MIRROR in pod.metadata.noted:
+            decision = check_created(pod, parsed, self.config, policy, request.user_info)
+        if decision.reasons or not parsed.request.is_gpu or MIRROR in pod.metadata.noted:
             return decision, None
         try:
-            key = packed(pod.metadata.uid)
+            key = pack_uid(pod.metadata.uid)
         except ValueError:
             raise BadRequest(f"request.object.metadata.uid is {pod.metadata.uid!r}: a new pod has one") from None
-        claim = Claim(
+        claim = ChargeRequest(
             pod=key,
-            demand=self._demand(asked),
-            wishes=asked.wishes,
-            cards=sizes_mib(self.policies.cards, policy.pools),
+            demand=self._demand(parsed),
+            options=parsed.options,
+            cards=card_sizes_mib(self.quota_source.cards, policy.pools),
             dry_run=bool(request.dry_run),
-            telling=Telling(self.rules.names.use_models, self.rules.language.unit_mib),
+            remedies=RemedyContext(self.config.names.use_models, self.config.scheme.unit_mib),
         )
         return decision, Wanted(self._reserving(claim, request.namespace), only_looks=claim.dry_run)
 
-    def _demand(self, asked: Asked) -> Callable[[int], Amounts]:
-        return partial(asked.request.demand, unit_mib=self.rules.language.unit_mib)
+    def _demand(self, parsed: ParsedPod) -> Callable[[int], Amounts]:
+        return partial(parsed.request.demand, unit_mib=self.config.scheme.unit_mib)
 
-    def _reserving(self, claim: Claim, namespace: str) -> Callable[[Ledger], Verdict]:
+    def _reserving(self, claim: ChargeRequest, namespace: str) -> Callable[[Ledger], ChargeResult]:
         """Charge a pod, to the quotas in the ledger or to those that are newer."""
 
-        def change(ledger: Ledger) -> Verdict:
-            follow(ledger, *self.policies.quotas(namespace))
-            return reserve(ledger, claim, int(self._now()), self.rules.cluster_mode)
+        def change(ledger: Ledger) -> ChargeResult:
+            merge_newer_quotas(ledger, *self.quota_source.quotas(namespace))
+            return reserve(ledger, claim, int(self._now()), self.config.cluster_mode)
 
         return change
 
-    def _counting(self, making: Making, namespace: str, policy: Policy) -> Callable[[Ledger], Verdict]:
+    def _counting(
+        self, making: PlannedPods, namespace: str, policy: NamespacePolicy
+    ) -> Callable[[Ledger], ChargeResult]:
         """Count how many of a workload's pods find room."""
-        cards = sizes_mib(self.policies.cards, policy.pools)
-        demand = self._demand(making.asked)
+        cards = card_sizes_mib(self.quota_source.cards, policy.pools)
+        demand = self._demand(making.parsed)
 
-        def count(ledger: Ledger) -> Verdict:
-            follow(ledger, *self.policies.quotas(namespace))
-            return Verdict(warnings=beyond_quota(making, ledger.standing, demand, cards))
+        def count(ledger: Ledger) -> ChargeResult:
+            merge_newer_quotas(ledger, *self.quota_source.quotas(namespace))
+            return ChargeResult(warnings=beyond_quota(making, ledger.usage, demand, cards))
 
         return count
 
@@ -306,6 +312,6 @@ def old_pod(request: Request) -> Pod:
     return decode_object(request.old_object, Pod, "request.oldObject")
 
 
-def answer(request: Request, outcome: Outcome) -> bytes:
+def encode_outcome(request: Request, outcome: AdmissionOutcome) -> bytes:
     """Write the answer to a review."""
     return encode_answer(request.uid, outcome.decision, outcome.operations)

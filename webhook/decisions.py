@@ -11,22 +11,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from webhook.admission import Outcome
+from webhook.admission import AdmissionOutcome
 from webhook.review import NULL, Request
 
 REMEMBERED = 1000
 PATH = "/decisions"
 
 
-class Decisions:
+class DecisionLog:
     """A ring of decisions. What was only rewritten is not in it: the same pod is decided on a moment later."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         # Guards the ring: the event loop writes, Flask's threads read.
         self._lock = threading.Lock()
-        self._ring: deque[tuple[float, str, Request, Outcome]] = deque(maxlen=remembered)
+        self._ring: deque[tuple[float, str, Request, AdmissionOutcome]] = deque(maxlen=remembered)
 
-    def note(self, route: str, request: Request, outcome: Outcome) -> None:
+    def note(self, route: str, request: Request, outcome: AdmissionOutcome) -> None:
         """Remember a decision."""
         if route == "validate" or outcome.decision.reasons:
             # Without the objects under review: they may be large, and hold what is nobody's business.
@@ -42,7 +42,7 @@ class Decisions:
         return [described(*each) for each in chosen[:limit]]
 
 
-def described(at: float, route: str, request: Request, outcome: Outcome) -> dict[str, Any]:
+def described(at: float, route: str, request: Request, outcome: AdmissionOutcome) -> dict[str, Any]:
     """Write a decision for people and programs."""
     reasons = outcome.decision.reasons or outcome.audited.reasons
     return {

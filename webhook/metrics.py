@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from ledger.committing import Counts
-from webhook.admission import Outcome
+from ledger.committing import CommitCounts
+from webhook.admission import AdmissionOutcome
 from webhook.review import Request
-from webhook.workloads import KINDS as WORKLOADS
+from webhook.workloads import WORKLOAD_KINDS as WORKLOADS
 
 # The API server's own buckets for webhooks, and finer ones below, where we mean to be.
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0)
@@ -51,8 +51,8 @@ class Durations:
 class Metrics:
     """The series of one webhook process."""
 
-    def __init__(self, counts: Counts | None = None) -> None:
-        self._ledger = counts or Counts()
+    def __init__(self, counts: CommitCounts | None = None) -> None:
+        self._ledger = counts or CommitCounts()
         self.connections = 0
         self.registry = CollectorRegistry()
         self.certificate_until = Gauge(
@@ -76,7 +76,7 @@ class Metrics:
         self._durations = {"mutate": Durations(), "validate": Durations()}
         self.registry.register(self)
 
-    def decided(self, route: str, request: Request, outcome: Outcome, took_s: float) -> None:
+    def decided(self, route: str, request: Request, outcome: AdmissionOutcome, took_s: float) -> None:
         """Count a decision."""
         kind = request.kind.kind if request.kind.kind in KINDS else OTHER
         operation = request.operation if request.operation in OPERATIONS else OTHER
@@ -141,7 +141,7 @@ class Metrics:
         yield sizes
 
 
-def verdict(outcome: Outcome) -> str:
+def verdict(outcome: AdmissionOutcome) -> str:
     """Name what became of a review."""
     if outcome.audited.reasons:
         return "audited"

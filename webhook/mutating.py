@@ -8,16 +8,16 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vcuda.decision import shown
+from vcuda.decision import printable
 from vcuda.names import ANCESTOR_POOL_LABELS, MIRROR, SCHEDULER, Names
+from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import Resources
-from vcuda.policy import Policy
 from vcuda.quantity import NANO, QuantityError, parse
 from vcuda.vocabulary import Share
-from webhook.drafting import Draft, escaped
+from webhook.admission_config import AdmissionConfig
 from webhook.objects import AdmittedContainer, AdmittedSpec, Pod, Term
-from webhook.reading import Asked
-from webhook.rules import Rules
+from webhook.patching import PatchBuilder, escape_pointer
+from webhook.pod_parsing import ParsedPod
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NONE_VISIBLE = "void"
@@ -26,26 +26,28 @@ SUSPECT = (VISIBLE, *RESERVED_PREFIXES)
 MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - where AWS's plugin has its users mount it
 
 
-def rewrite(pod: Pod, asked: Asked, rules: Rules, policy: Policy, root: str = "") -> Draft:
+def rewrite(
+    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, root: str = ""
+) -> PatchBuilder:
     """Draft what a new pod needs. A pod with mistakes is left as it is, so that they are told in its author's terms."""
-    draft = Draft(root)
+    draft = PatchBuilder(root)
     if MIRROR in pod.metadata.noted:
         return draft  # A kubelet shows what it runs already; nothing can be changed.
-    strip_owned(pod, asked, rules, draft)
-    if asked.request.is_gpu and not asked.reasons:
-        shares = {each.name: each.share for each in asked.request.containers}
+    strip_owned(pod, parsed, config, draft)
+    if parsed.request.is_gpu and not parsed.reasons:
+        shares = {each.name: each.share for each in parsed.request.containers}
         for place, container in containers_of(pod.spec):
             share = shares.get(container.name)
             if share is not None:
-                rewrite_resources(place, container, share, rules, draft)
+                rewrite_resources(place, container, share, config, draft)
             clean_environment(place, container, draft, has_gpu=share is not None)
-        rewrite_annotations(pod, asked, rules, draft)
-        if rules.replaces_scheduler(pod.spec.scheduler_name):
+        rewrite_annotations(pod, parsed, config, draft)
+        if config.replaces_scheduler(pod.spec.scheduler_name):
             draft.add("/spec/schedulerName", SCHEDULER)
         neutralise_node(pod, draft)
         if policy.pools:
-            restrict_to_pools(pod, policy.pools, rules, draft)
-        tolerate(pod, rules, draft)
+            restrict_to_pools(pod, policy.pools, config, draft)
+        tolerate(pod, config, draft)
     return draft.finish(pod.metadata)
 
 
@@ -63,29 +65,31 @@ def dotted(pointer: str) -> str:
     return f"{spec}.{kind}[{index}]"
 
 
-def strip_owned(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
+def strip_owned(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Take away annotations by which a tenant would speak for Quotient; limits are computed anew for GPU pods."""
     for key in pod.metadata.noted:
-        if not rules.owns(key) or (key == rules.names.limits and asked.request.is_gpu):
+        if not config.owns(key) or (key == config.names.limits and parsed.request.is_gpu):
             continue
         draft.annotate(key, None)
         draft.warn(f"{draft.path}metadata.annotations[{key}] is written by Quotient alone: yours is removed")
 
 
-def rewrite_resources(place: str, container: AdmittedContainer, share: Share, rules: Rules, draft: Draft) -> None:
+def rewrite_resources(
+    place: str, container: AdmittedContainer, share: Share, config: AdmissionConfig, draft: PatchBuilder
+) -> None:
     """Ask for both canonical resources, in limits and requests, and in no other vocabulary."""
-    resources, by_key = container.resources or Resources(), rules.language.by_key
-    wanted = {rules.names.core: str(share.cores), rules.names.memory: str(share.memory_count)}
+    resources, by_key = container.resources or Resources(), config.scheme.by_key
+    wanted = {config.names.core: str(share.cores), config.names.memory: str(share.memory_count)}
     for part, written in (("limits", resources.limits), ("requests", resources.requests)):
         if written is None:
             draft.add(f"{place}/resources/{part}", wanted)
             continue
         for key in written:
             if key in by_key and key not in wanted:
-                draft.remove(f"{place}/resources/{part}/{escaped(key)}")
+                draft.remove(f"{place}/resources/{part}/{escape_pointer(key)}")
         for key, value in wanted.items():
             if key not in written or not is_count(written[key], value):
-                draft.add(f"{place}/resources/{part}/{escaped(key)}", value)
+                draft.add(f"{place}/resources/{part}/{escape_pointer(key)}", value)
 
 
 def is_count(written: str | float, wanted: str) -> bool:
@@ -98,16 +102,16 @@ def is_count(written: str | float, wanted: str) -> bool:
         return False
 
 
-def rewrite_annotations(pod: Pod, asked: Asked, rules: Rules, draft: Draft) -> None:
+def rewrite_annotations(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Write what each container may use, and the author's wishes under the canonical names."""
-    names, noted = rules.names, pod.metadata.noted
-    if noted.get(names.limits, asked.written) != asked.written:
+    names, noted = config.names, pod.metadata.noted
+    if noted.get(names.limits, parsed.written) != parsed.written:
         draft.warn(f"{draft.path}metadata.annotations[{names.limits}] is computed by Quotient: yours is replaced")
-    draft.annotate(names.limits, asked.written)
-    rename_wishes(pod, rules, draft)
-    if asked.wishes.core_limit is None:
-        draft.annotate(names.core_limit, None if asked.core_limit is None else str(asked.core_limit))
-    follow = [each.name for each in asked.request.containers if each.share.follows]
+    draft.annotate(names.limits, parsed.written)
+    rename_wishes(pod, config, draft)
+    if parsed.options.core_limit is None:
+        draft.annotate(names.core_limit, None if parsed.core_limit is None else str(parsed.core_limit))
+    follow = [each.name for each in parsed.request.containers if each.share.follows]
     if follow:
         draft.annotate(names.memory_follows_core, with_names(noted.get(names.memory_follows_core, ""), follow))
 
@@ -119,17 +123,17 @@ def with_names(listed: str, names: Sequence[str]) -> str:
     return ",".join([*present, *missing]) if missing else listed
 
 
-def rename_wishes(pod: Pod, rules: Rules, draft: Draft) -> None:
+def rename_wishes(pod: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Move wishes from an ancestor's domain to the canonical one."""
     noted = pod.metadata.noted
-    for key, canonical in rules.language.renamed.items():
+    for key, canonical in config.scheme.renamed.items():
         if key in noted:
             draft.annotate(key, None)
             if canonical not in noted:
                 draft.annotate(canonical, noted[key])
 
 
-def neutralise_node(pod: Pod, draft: Draft) -> None:
+def neutralise_node(pod: Pod, draft: PatchBuilder) -> None:
     """Take out what reaches into the node to share GPUs past Quotient."""
     if pod.spec.host_ipc:
         draft.remove("/spec/hostIPC")
@@ -150,7 +154,7 @@ def is_mps_folder(path: str) -> bool:
     return clean == MPS_FOLDER or clean.startswith(f"{MPS_FOLDER}/")
 
 
-def clean_environment(place: str, container: AdmittedContainer, draft: Draft, *, has_gpu: bool) -> None:
+def clean_environment(place: str, container: AdmittedContainer, draft: PatchBuilder, *, has_gpu: bool) -> None:
     """Take reserved variables out; a container without GPU is told that it has none.
 
     Where NVIDIA's runtime is the default it would otherwise see every GPU of the node.
@@ -165,7 +169,7 @@ def clean_environment(place: str, container: AdmittedContainer, draft: Draft, *,
         else:
             removed.append(index)
             draft.warn(
-                f"{draft.path}{dotted(place)}.env[{shown(variable.name)}] is removed: "
+                f"{draft.path}{dotted(place)}.env[{printable(variable.name)}] is removed: "
                 "which GPUs a container sees, and how much of them, follows from its request"
             )
     for index in reversed(removed):
@@ -183,13 +187,13 @@ def is_reserved(name: str) -> bool:
     return name == VISIBLE or name.startswith(RESERVED_PREFIXES)
 
 
-def restrict_to_pools(pod: Pod, pools: Sequence[str], rules: Rules, draft: Draft) -> None:
+def restrict_to_pools(pod: Pod, pools: Sequence[str], config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Let a pod run only on nodes of its namespace's pools, beside what it wants itself."""
     affinity = pod.spec.affinity
     node_affinity = affinity.node_affinity if affinity else None
     required = node_affinity.required if node_affinity else None
     terms = list(required.node_selector_terms or ()) if required else []
-    wanted = in_pools(terms, pools, rules.names)
+    wanted = in_pools(terms, pools, config.names)
     if wanted == terms:
         return
     value: Any = wanted
@@ -221,12 +225,12 @@ def in_pools(terms: Sequence[Term], pools: Sequence[str], names: Names) -> list[
     return narrowed
 
 
-def tolerate(pod: Pod, rules: Rules, draft: Draft) -> None:
+def tolerate(pod: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Let a pod onto nodes that are kept for GPUs."""
-    if not rules.tolerations:
+    if not config.tolerations:
         return
     present = [plain(each) for each in pod.spec.tolerations or ()]
-    missing = [each for each in rules.tolerations if plain(each) not in present]
+    missing = [each for each in config.tolerations if plain(each) not in present]
     if missing and pod.spec.tolerations is None:
         draft.add("/spec/tolerations", missing)
         return

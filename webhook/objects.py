@@ -167,7 +167,7 @@ class CronJob(Struct, frozen=True):
     spec: CronSpec = CronSpec()
 
 
-class Target(Struct, frozen=True):
+class BindingTarget(Struct, frozen=True):
     """The node of a binding."""
 
     name: str = ""
@@ -177,4 +177,4 @@ class Binding(Struct, frozen=True):
     """A pod put on a node; its annotations end up on the pod."""
 
     metadata: Metadata
-    target: Target = Target()
+    target: BindingTarget = BindingTarget()

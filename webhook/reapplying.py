@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from vcuda.decision import Code, Reason, shown
+from vcuda.decision import Code, Reason, printable
 from vcuda.decoding import decoder_for
-from vcuda.language import wish_keys
 from vcuda.names import ANCESTOR_POOL_LABELS, LAST_APPLIED, SCHEDULER
-from vcuda.pod import Container, Resources, Written
-from vcuda.request import ContainerRequest, Role, read_container, read_pod
-from vcuda.wishes import read_wishes
-from webhook.drafting import Draft, escaped
+from vcuda.pod import Container, ResourceList, Resources
+from vcuda.pod_options import read_pod_options
+from vcuda.request import ContainerRequest, Role, parse_request, read_container
+from vcuda.scheme import option_keys
+from webhook.admission_config import AdmissionConfig
 from webhook.mutating import (
     clean_environment,
     containers_of,
@@ -26,10 +26,10 @@ from webhook.mutating import (
     tolerate,
 )
 from webhook.objects import Pod, Term
-from webhook.rules import Rules
+from webhook.patching import PatchBuilder, escape_pointer
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class ManifestMetadata(msgspec.Struct, frozen=True):
     """The annotations of a manifest."""
 
     annotations: dict[str, str] | None = None
@@ -38,16 +38,16 @@ class Metadata(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """What `kubectl apply` remembers having applied."""
 
-    metadata: Metadata = Metadata()
+    metadata: ManifestMetadata = ManifestMetadata()
 
 
-def restore(new: Pod, old: Pod, rules: Rules) -> tuple[Draft, list[Reason]]:
+def restore(new: Pod, old: Pod, config: AdmissionConfig) -> tuple[PatchBuilder, list[Reason]]:
     """Draft what makes an update leave a governed pod as it was rewritten; pods that never were are left alone."""
-    draft = Draft()
-    if rules.names.limits not in old.metadata.noted:
+    draft = PatchBuilder()
+    if config.names.limits not in old.metadata.noted:
         return draft, []
     before = {container.name: container for _, container in containers_of(old.spec)}
-    reading = read_pod(old.spec, old.metadata.noted, rules.language)
+    reading = parse_request(old.spec, old.metadata.noted, config.scheme)
     shares = {each.name: each for each in reading.request.containers}
     reasons: list[Reason] = []
     for place, container in containers_of(new.spec):
@@ -55,28 +55,36 @@ def restore(new: Pod, old: Pod, rules: Rules) -> tuple[Draft, list[Reason]]:
         if known is None:
             continue
         if known.resources != container.resources:
-            reasons += restore_resources(place, container, known, shares.get(container.name), rules=rules, draft=draft)
+            reasons += restore_resources(
+                place, container, known, shares.get(container.name), config=config, draft=draft
+            )
         if known.env != container.env:
             clean_environment(place, container, draft, has_gpu=container.name in shares)
-    restore_annotations(new, old, rules, draft)
-    if old.spec.scheduler_name == SCHEDULER and rules.replaces_scheduler(new.spec.scheduler_name):
+    restore_annotations(new, old, config, draft)
+    if old.spec.scheduler_name == SCHEDULER and config.replaces_scheduler(new.spec.scheduler_name):
         draft.add("/spec/schedulerName", SCHEDULER)
     neutralise_node(new, draft)
-    restore_terms(new, old, rules, draft)
+    restore_terms(new, old, config, draft)
     if old.spec.tolerations != new.spec.tolerations:
-        tolerate(new, rules, draft)
+        tolerate(new, config, draft)
     return draft.finish(new.metadata), reasons
 
 
 def restore_resources(
-    place: str, new: Container, old: Container, share: ContainerRequest | None, *, rules: Rules, draft: Draft
+    place: str,
+    new: Container,
+    old: Container,
+    share: ContainerRequest | None,
+    *,
+    config: AdmissionConfig,
+    draft: PatchBuilder,
 ) -> list[Reason]:
     """Take back a container's amounts that mean what it has; refuse those that mean something else."""
     reasons: list[Reason] = []
     for part, now, then in parts(new, old):
-        for key in [key for key in now if key in rules.language.by_key and then.get(key) != now[key]]:
-            inside = f"{place}/resources/{part}/{escaped(key)}"
-            if not means_the_same(now, key, share, rules):
+        for key in [key for key in now if key in config.scheme.by_key and then.get(key) != now[key]]:
+            inside = f"{place}/resources/{part}/{escape_pointer(key)}"
+            if not means_the_same(now, key, share, config):
                 reasons.append(request_frozen(f"{dotted(place)}.resources.{part}[{key}]", now[key]))
             elif key in then:
                 draft.add(inside, then[key])
@@ -85,21 +93,21 @@ def restore_resources(
     return reasons
 
 
-def parts(new: Container, old: Container) -> Iterator[tuple[str, Written, Written]]:
+def parts(new: Container, old: Container) -> Iterator[tuple[str, ResourceList, ResourceList]]:
     """Pair limits with limits and requests with requests."""
     now, before = new.resources or Resources(), old.resources or Resources()
     yield "limits", now.limits or {}, before.limits or {}
     yield "requests", now.requests or {}, before.requests or {}
 
 
-def means_the_same(written: Written, key: str, before: ContainerRequest | None, rules: Rules) -> bool:
+def means_the_same(written: ResourceList, key: str, before: ContainerRequest | None, config: AdmissionConfig) -> bool:
     """Tell whether limits, or requests, read in the vocabulary of this key alone, ask for what the container has."""
     if before is None:
         return False
-    keys = rules.language.by_key[key].keys
+    keys = config.scheme.by_key[key].keys
     alone = Container(before.name, Resources(limits={k: v for k, v in written.items() if k in keys}))
-    follows = before.share.follows and rules.names.core in keys
-    again, _ = read_container(alone, "", Role.APP, rules.language, follows=follows)
+    follows = before.share.follows and config.names.core in keys
+    again, _ = read_container(alone, "", Role.APP, config.scheme, follows=follows)
     return again is not None and measured(again) == measured(before)
 
 
@@ -113,32 +121,32 @@ def request_frozen(field: str, value: str | float) -> Reason:
     return Reason(
         code=Code.REQUEST_FROZEN,
         field=field,
-        value=shown(value),
+        value=printable(value),
         message="a pod keeps the share it was admitted with",
         remedy="delete the pod and create it anew with the new share",
     )
 
 
-def restore_annotations(new: Pod, old: Pod, rules: Rules, draft: Draft) -> None:
+def restore_annotations(new: Pod, old: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Take back annotations of the manifest that were rewritten when it was first applied."""
     now, before = new.metadata.noted, old.metadata.noted
     if now == before:
         return
-    was, wrong = read_wishes(before, rules.language)
-    again, wrong_now = read_wishes({**now, **canonical_wishes(before, rules)}, rules.language)
+    was, wrong = read_pod_options(before, config.scheme)
+    again, wrong_now = read_pod_options({**now, **canonical_wishes(before, config)}, config.scheme)
     if not wrong and not wrong_now and was == again:
         # An ancestor's annotation beside the canonical one, with the same value: renamed before, and again.
-        rename_wishes(new, rules, draft)
+        rename_wishes(new, config, draft)
     applied, applied_before = manifest_of(now), manifest_of(before)
-    for key in (*rules.frozen, *(key for key in now if rules.owns(key))):
+    for key in (*config.frozen, *(key for key in now if config.owns(key))):
         same_manifest = key in applied and applied.get(key) == applied_before.get(key) == now.get(key)
         if now.get(key) != before.get(key) and same_manifest:
             draft.annotate(key, before.get(key))
 
 
-def canonical_wishes(annotations: Mapping[str, str], rules: Rules) -> dict[str, str]:
+def canonical_wishes(annotations: Mapping[str, str], config: AdmissionConfig) -> dict[str, str]:
     """Give the wishes as they stand under the canonical names."""
-    return {key: annotations[key] for key in wish_keys(rules.names) if key in annotations}
+    return {key: annotations[key] for key in option_keys(config.names) if key in annotations}
 
 
 def manifest_of(annotations: Mapping[str, str]) -> dict[str, str]:
@@ -149,10 +157,10 @@ def manifest_of(annotations: Mapping[str, str]) -> dict[str, str]:
         return {}
 
 
-def restore_terms(new: Pod, old: Pod, rules: Rules, draft: Draft) -> None:
+def restore_terms(new: Pod, old: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Keep a pod in its pools: terms that are the old ones without the pools are made the old ones again."""
     now, before = terms_of(new), terms_of(old)
-    labels = (rules.names.pool_label, *ANCESTOR_POOL_LABELS)
+    labels = (config.names.pool_label, *ANCESTOR_POOL_LABELS)
     without: list[Term] = []
     for term in before:
         own = [each for each in term.get("matchExpressions") or [] if each.get("key") not in labels]

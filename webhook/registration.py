@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from vcuda.names import ANCESTOR_OWNED
-from webhook.guard import elsewhere, guard, is_quota
-from webhook.rules import KUBE_SCHEDULER, Rules
+from webhook.admission_config import KUBE_SCHEDULER, AdmissionConfig
+from webhook.quota_policy import elsewhere, is_quota, quota_policy_objects
 
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
 NAME = "quotient"
@@ -24,41 +24,41 @@ WORKLOADS = {
 CRON_JOBS = {"batch": ["cronjobs"]}
 
 
-def registration(rules: Rules, target: str, ca_bundle: bytes = b"") -> list[dict[str, Any]]:
+def registration(config: AdmissionConfig, target: str, ca_bundle: bytes = b"") -> list[dict[str, Any]]:
     """Write both configurations for a webhook at a URL or behind a Service written as NAMESPACE/NAME; and the guard."""
     return [
-        configuration(rules, target, ca_bundle, mutating=True),
-        configuration(rules, target, ca_bundle, mutating=False),
-        *guard(rules),
+        configuration(config, target, ca_bundle, mutating=True),
+        configuration(config, target, ca_bundle, mutating=False),
+        *quota_policy_objects(config),
     ]
 
 
-def configuration(rules: Rules, target: str, ca_bundle: bytes, *, mutating: bool) -> dict[str, Any]:
+def configuration(config: AdmissionConfig, target: str, ca_bundle: bytes, *, mutating: bool) -> dict[str, Any]:
     """Write one configuration."""
     route = "mutate" if mutating else "validate"
     hooks = [
-        hook(f"pods.{route}", pod_rules(), [speaks(rules, "spec", "metadata")]),
+        hook(f"pods.{route}", pod_rules(), [speaks(config, "spec", "metadata")]),
         hook(
             f"workloads.{route}",
             created_and_updated(WORKLOADS),
-            [uncontrolled(), speaks(rules, "spec.template.spec", "spec.template.metadata")],
+            [uncontrolled(), speaks(config, "spec.template.spec", "spec.template.metadata")],
         ),
         hook(
             f"cronjobs.{route}",
             created_and_updated(CRON_JOBS),
-            [speaks(rules, "spec.jobTemplate.spec.template.spec", "spec.jobTemplate.spec.template.metadata")],
+            [speaks(config, "spec.jobTemplate.spec.template.spec", "spec.jobTemplate.spec.template.metadata")],
         ),
     ]
     if not mutating:
         hooks.append(
-            hook("bindings.validate", [pod_rule(["CREATE"], "pods/binding", "bindings")], [foreign_binder(rules)])
+            hook("bindings.validate", [pod_rule(["CREATE"], "pods/binding", "bindings")], [foreign_binder(config)])
         )
         status = pod_rule(["UPDATE"], "pods/status")
-        hooks.append(hook("status.validate", [status], [changes_ours(rules)]))
-        hooks.append(hook("quotas.validate", created_and_updated({"": ["configmaps"]}), [quota(rules)]))
+        hooks.append(hook("status.validate", [status], [changes_ours(config)]))
+        hooks.append(hook("quotas.validate", created_and_updated({"": ["configmaps"]}), [quota(config)]))
     for each in hooks:
         each["clientConfig"] = client_config(target, route, ca_bundle)
-        each["namespaceSelector"] = elsewhere(rules.system_namespace)
+        each["namespaceSelector"] = elsewhere(config.system_namespace)
         if mutating:
             each["reinvocationPolicy"] = "IfNeeded"
     return {
@@ -69,7 +69,7 @@ def configuration(rules: Rules, target: str, ca_bundle: bytes, *, mutating: bool
     }
 
 
-def hook(name: str, rules: list[dict[str, Any]], conditions: list[dict[str, str]]) -> dict[str, Any]:
+def hook(name: str, config: list[dict[str, Any]], conditions: list[dict[str, str]]) -> dict[str, Any]:
     """Write one webhook."""
     return {
         "name": f"{name}.quotient.dev",
@@ -78,7 +78,7 @@ def hook(name: str, rules: list[dict[str, Any]], conditions: list[dict[str, str]
         "failurePolicy": "Fail",
         "matchPolicy": "Equivalent",
         "timeoutSeconds": TIMEOUT_S,
-        "rules": rules,
+        "rules": config,
         "matchConditions": conditions,
     }
 
@@ -123,7 +123,7 @@ def created_and_updated(resources: dict[str, list[str]]) -> list[dict[str, Any]]
     ]
 
 
-def speaks(rules: Rules, spec: str, metadata: str) -> dict[str, str]:
+def speaks(config: AdmissionConfig, spec: str, metadata: str) -> dict[str, str]:
     """Match objects whose containers ask in one of our vocabularies, or that carry an annotation only we may write.
 
     On UPDATE the object before counts as well: otherwise taking an annotation away would go unseen. Every field may be
@@ -132,9 +132,9 @@ def speaks(rules: Rules, spec: str, metadata: str) -> dict[str, str]:
     """
     containers = " + ".join(either(f"o.{spec}.{field}", "[]") for field in ("containers", "initContainers"))
     resources = ", ".join(either(f"c.resources.{part}", "{}") for part in ("limits", "requests"))
-    ours = f"[{quoted(rules.language.by_key)}].exists(k, k in r)"
+    ours = f"[{quoted(config.scheme.by_key)}].exists(k, k in r)"
     asks = f"({containers}).exists(c, has(c.resources) && [{resources}].exists(r, {ours}))"
-    carries = f"has(o.{metadata}.annotations) && [{quoted(owned(rules))}].exists(k, k in o.{metadata}.annotations)"
+    carries = f"has(o.{metadata}.annotations) && [{quoted(owned(config))}].exists(k, k in o.{metadata}.annotations)"
     expression = (
         f"[object, oldObject].exists(o, o != null && "
         f"(({guards(f'o.{spec}')} && {asks}) || ({guards(f'o.{metadata}')} && {carries})))"
@@ -142,28 +142,28 @@ def speaks(rules: Rules, spec: str, metadata: str) -> dict[str, str]:
     return {"name": "speaks-of-gpus", "expression": expression}
 
 
-def owned(rules: Rules) -> list[str]:
+def owned(config: AdmissionConfig) -> list[str]:
     """List the annotations that make a pod without GPUs our business: each would make it look like one with them."""
     marks = [f"{key}0" if key.endswith("-") else key for key in ANCESTOR_OWNED]
-    first = [f"{names.domain}/{mark}" for names in rules.language.all_names for mark in marks]
-    return [rules.names.limits, rules.names.placement, *first]
+    first = [f"{names.domain}/{mark}" for names in config.scheme.all_names for mark in marks]
+    return [config.names.limits, config.names.placement, *first]
 
 
-def changes_ours(rules: Rules) -> dict[str, str]:
+def changes_ours(config: AdmissionConfig) -> dict[str, str]:
     """Match updates of a pod's status that change an annotation of ours; a kubelet's never do.
 
     Every kubelet and scheduler writes status all the time, so what they all have in common is looked at first.
     """
-    keys = quoted([*owned(rules), *rules.frozen])
+    keys = quoted([*owned(config), *config.frozen])
     after, before = (either(f"{which}.metadata.annotations", "{}") for which in ("object", "oldObject"))
     value = "(k in {0} ? {0}[k] : '')"
     expression = f"{after} != {before} && [{keys}].exists(k, {value.format(after)} != {value.format(before)})"
     return {"name": "changes-annotations-of-ours", "expression": expression}
 
 
-def quota(rules: Rules) -> dict[str, str]:
+def quota(config: AdmissionConfig) -> dict[str, str]:
     """Match ConfigMaps that are quotas."""
-    return {"name": "is-a-quota", "expression": is_quota(rules)}
+    return {"name": "is-a-quota", "expression": is_quota(config)}
 
 
 def either(path: str, otherwise: str) -> str:
@@ -191,11 +191,11 @@ def uncontrolled() -> dict[str, str]:
     }
 
 
-def foreign_binder(rules: Rules) -> dict[str, str]:
+def foreign_binder(config: AdmissionConfig) -> dict[str, str]:
     """Leave out those who may bind: other pods must not wait for us."""
-    known = quoted((KUBE_SCHEDULER, *rules.binders))
+    known = quoted((KUBE_SCHEDULER, *config.binders))
     return {
         "name": "not-by-a-scheduler",
         "expression": f"!(request.userInfo.username in [{known}]) && "
-        f"!request.userInfo.username.startsWith('system:serviceaccount:{rules.system_namespace}:')",
+        f"!request.userInfo.username.startsWith('system:serviceaccount:{config.system_namespace}:')",
     }

@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vcuda.decision import Code, Decision, Reason, shown
+from vcuda.decision import Code, Decision, Reason, printable
 from vcuda.names import MIRROR, SCHEDULER
+from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import PodSpec, Resources
-from vcuda.policy import Policy
-from vcuda.request import walk
-from vcuda.wishes import annotation_at
-from webhook.advising import advice
+from vcuda.pod_options import annotation_field
+from vcuda.request import iter_containers
+from webhook.admission_config import AdmissionConfig
 from webhook.mutating import NONE_VISIBLE, VISIBLE, is_reserved, rewrite
 from webhook.objects import AdmittedContainer, Binding, Pod, Variable
-from webhook.reading import Asked
+from webhook.pod_parsing import ParsedPod
+from webhook.pod_warnings import pod_warnings
 from webhook.review import User
-from webhook.rules import Rules
 
 NODES_GROUP = "system:nodes"
 NODE_PREFIX = "system:node:"
 
 
-class Bound(Struct, frozen=True):
+class PodToBind(Struct, frozen=True):
     """A pod that somebody wants to put on a node."""
 
     uid: str
@@ -35,21 +35,25 @@ class Bound(Struct, frozen=True):
     spec: PodSpec
 
 
-def check_created(pod: Pod, asked: Asked, rules: Rules, policy: Policy, user: User) -> Decision:
+def check_created(
+    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, user: User
+) -> Decision:
     """Check a pod that is to be created."""
     if MIRROR in pod.metadata.noted:
-        return check_mirror(pod, asked, rules, user)
-    reasons = wrong_with(pod, asked, rules, policy)
+        return check_mirror(pod, parsed, config, user)
+    reasons = pod_mistakes(pod, parsed, config, policy)
     if not reasons:
-        reasons = not_rewritten(pod, asked, rules, policy)
-    return Decision(tuple(reasons)) if reasons else Decision(warnings=tuple(advice(pod, asked, rules)))
+        reasons = not_rewritten(pod, parsed, config, policy)
+    return Decision(tuple(reasons)) if reasons else Decision(warnings=tuple(pod_warnings(pod, parsed, config)))
 
 
-def wrong_with(pod: Pod, asked: Asked, rules: Rules, policy: Policy, path: str = "") -> list[Reason]:
+def pod_mistakes(
+    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, path: str = ""
+) -> list[Reason]:
     """Find what its author has to change on a pod, or on a template that stands at `path`."""
-    reasons = list(asked.reasons)
-    if asked.is_gpu:
-        reasons += check_scheduling(pod, rules)
+    reasons = list(parsed.reasons)
+    if parsed.is_gpu:
+        reasons += check_scheduling(pod, config)
         reasons += check_pools(policy)
     return [moved(reason, path) for reason in reasons] if path else reasons
 
@@ -59,7 +63,7 @@ def moved(reason: Reason, path: str) -> Reason:
     return replace(reason, field=path + reason.field)
 
 
-def check_scheduling(pod: Pod, rules: Rules) -> list[Reason]:
+def check_scheduling(pod: Pod, config: AdmissionConfig) -> list[Reason]:
     """Refuse what goes past the scheduler, which alone knows which GPUs are free."""
     reasons = []
     if pod.spec.node_name:
@@ -67,19 +71,19 @@ def check_scheduling(pod: Pod, rules: Rules) -> list[Reason]:
             Reason(
                 code=Code.NODE_CHOSEN,
                 field="spec.nodeName",
-                value=shown(pod.spec.node_name),
+                value=printable(pod.spec.node_name),
                 message="a pod with GPUs is put on a node by Quotient's scheduler alone",
                 remedy="remove nodeName; to choose a node, write nodeSelector: {kubernetes.io/hostname: "
-                f"{shown(pod.spec.node_name)}}}",
+                f"{printable(pod.spec.node_name)}}}",
             )
         )
     name = pod.spec.scheduler_name
-    if name != SCHEDULER and not rules.replaces_scheduler(name):
+    if name != SCHEDULER and not config.replaces_scheduler(name):
         reasons.append(
             Reason(
                 code=Code.SCHEDULER_FOREIGN,
                 field="spec.schedulerName",
-                value=shown(name),
+                value=printable(name),
                 message=f"a pod with GPUs is scheduled by {SCHEDULER}, which knows which of them are free",
                 remedy=f"remove schedulerName, or write {SCHEDULER}",
             )
@@ -87,7 +91,7 @@ def check_scheduling(pod: Pod, rules: Rules) -> list[Reason]:
     return reasons
 
 
-def check_pools(policy: Policy) -> list[Reason]:
+def check_pools(policy: NamespacePolicy) -> list[Reason]:
     """Refuse where the quotas of a namespace leave it no node."""
     if policy.pools != ():
         return []
@@ -102,10 +106,10 @@ def check_pools(policy: Policy) -> list[Reason]:
     ]
 
 
-def check_mirror(pod: Pod, asked: Asked, rules: Rules, user: User) -> Decision:
+def check_mirror(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, user: User) -> Decision:
     """Believe that a pod runs on a node already only if that node says so: it is shown as it is, forged or not."""
     node = pod.spec.node_name or ""
-    if not asked.is_gpu and not any(map(rules.owns, pod.metadata.noted)):
+    if not parsed.is_gpu and not any(map(config.owns, pod.metadata.noted)):
         return Decision()
     if NODES_GROUP in user.groups and node and user.username == f"{NODE_PREFIX}{node}":
         return Decision(warnings=("a static pod with GPUs runs outside quotas and placement",))
@@ -113,67 +117,67 @@ def check_mirror(pod: Pod, asked: Asked, rules: Rules, user: User) -> Decision:
         (
             Reason(
                 code=Code.MIRROR_FORGED,
-                field=annotation_at(MIRROR),
-                value=shown(pod.metadata.noted[MIRROR]),
-                message=f"only the kubelet of node {shown(node) or 'spec.nodeName'} may show a pod that it runs itself",
+                field=annotation_field(MIRROR),
+                value=printable(pod.metadata.noted[MIRROR]),
+                message=f"only the kubelet of node {printable(node) or 'spec.nodeName'} may create a mirror pod",
                 remedy="remove the annotation",
             ),
         )
     )
 
 
-def not_rewritten(pod: Pod, asked: Asked, rules: Rules, policy: Policy) -> list[Reason]:
+def not_rewritten(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy) -> list[Reason]:
     """Refuse a pod that is not as the mutating webhook leaves it."""
     return [
         Reason(
             code=Code.NOT_REWRITTEN,
             field=str(operation["path"])[1:].replace("/", ".").replace("~1", "/"),
-            value=shown(operation.get("value", "")),
+            value=printable(operation.get("value", "")),
             message="not as Quotient's mutating webhook leaves it"
             + (", which would take it out" if operation["op"] == "remove" else ""),
             remedy="try again; if it stays so, another webhook changes the pod after Quotient's, or Quotient's "
             "mutating webhook is not registered",
         )
-        for operation in rewrite(pod, asked, rules, policy).operations
+        for operation in rewrite(pod, parsed, config, policy).operations
     ]
 
 
-def check_updated(new: Pod, old: Pod, rules: Rules, user: User) -> Decision:
+def check_updated(new: Pod, old: Pod, config: AdmissionConfig, user: User) -> Decision:
     """Check what an update changes of a pod; Quotient itself may change what it owns."""
-    if rules.is_quotient(user.username):
+    if config.is_quotient(user.username):
         return Decision()
     now, before = new.metadata.noted, old.metadata.noted
     if now == before:
         return Decision()
-    owned = [key for key in {**before, **now} if rules.owns(key) and now.get(key) != before.get(key)]
+    owned = [key for key in {**before, **now} if config.owns(key) and now.get(key) != before.get(key)]
     # Also on a pod that was there before Quotient: it is charged by what its annotations say.
-    frozen = [key for key in rules.frozen if now.get(key) != before.get(key)] if is_charged(old, rules) else []
+    frozen = [key for key in config.frozen if now.get(key) != before.get(key)] if is_charged(old, config) else []
     return Decision(
         tuple(
             [annotation_owned(key, now, before) for key in owned]
-            + [annotation_frozen(key, now, before, rules.language.renamed.get(key, key)) for key in frozen]
+            + [annotation_frozen(key, now, before, config.scheme.renamed.get(key, key)) for key in frozen]
         )
     )
 
 
-def is_charged(pod: Pod, rules: Rules) -> bool:
+def is_charged(pod: Pod, config: AdmissionConfig) -> bool:
     """Tell whether a pod holds something of its namespace's quota."""
-    return has_gpu(pod.metadata.noted, pod.spec, rules)
+    return has_gpu(pod.metadata.noted, pod.spec, config)
 
 
-def is_governed(pod: Pod, rules: Rules) -> bool:
+def is_governed(pod: Pod, config: AdmissionConfig) -> bool:
     """Tell whether a pod was admitted by Quotient, and charged."""
-    return rules.names.limits in pod.metadata.noted
+    return config.names.limits in pod.metadata.noted
 
 
 def annotation_owned(key: str, now: Mapping[str, str], before: Mapping[str, str]) -> Reason:
     """Say that an annotation is not the user's."""
     return Reason(
         code=Code.ANNOTATION_OWNED,
-        field=annotation_at(key),
-        value=shown(now.get(key, "")),
+        field=annotation_field(key),
+        value=printable(now.get(key, "")),
         message="written by Quotient alone",
-        remedy=f"leave it as it is: {shown(before[key])}" if key in before else "remove it",
+        remedy=f"leave it as it is: {printable(before[key])}" if key in before else "remove it",
     )
 
 
@@ -182,24 +186,25 @@ def annotation_frozen(key: str, now: Mapping[str, str], before: Mapping[str, str
     kept = before.get(key, before.get(canonical))
     return Reason(
         code=Code.ANNOTATION_FROZEN,
-        field=annotation_at(key),
-        value=shown(now.get(key, "")),
-        message="the pod was charged and placed with " + ("no such annotation" if kept is None else f"{shown(kept)!r}"),
+        field=annotation_field(key),
+        value=printable(now.get(key, "")),
+        message="the pod was charged and placed with "
+        + ("no such annotation" if kept is None else f"{printable(kept)!r}"),
         remedy="delete the pod and create it anew, or leave the annotation as it was",
     )
 
 
-def check_ephemeral(new: Pod, old: Pod, asked: Asked, rules: Rules) -> Decision:
+def check_ephemeral(new: Pod, old: Pod, parsed: ParsedPod, config: AdmissionConfig) -> Decision:
     """Check containers that are added to a running pod: they see the GPUs of none."""
-    if not asked.is_gpu and not is_governed(old, rules):
+    if not parsed.is_gpu and not is_governed(old, config):
         return Decision()
     known = {container.name for container in old.spec.ephemeral_containers or ()}
     return Decision(
         tuple(
             Reason(
                 code=Code.NOT_REWRITTEN,
-                field=f"spec.ephemeralContainers[{index}].env[{shown(variable.name)}]",
-                value=shown(variable.value or ""),
+                field=f"spec.ephemeralContainers[{index}].env[{printable(variable.name)}]",
+                value=printable(variable.value or ""),
                 message="which GPUs a container sees follows from its request, and such a container can have none",
                 remedy=f"leave such variables out, or write {VISIBLE}={NONE_VISIBLE}",
             )
@@ -218,30 +223,30 @@ def reserved_in(container: AdmittedContainer) -> list[Variable]:
     return wrong or ([] if blind else [Variable(VISIBLE)])
 
 
-def check_binding(binding: Binding, bound: Bound | None, rules: Rules, user: User) -> Decision:
+def check_binding(binding: Binding, pod_to_bind: PodToBind | None, config: AdmissionConfig, user: User) -> Decision:
     """Check that nobody but the scheduler puts a GPU pod on a node, nor writes placements on any pod.
 
     A pod that is not there yet may be there, with GPUs, when the binding takes effect; and so may another of its name.
     """
-    if rules.may_bind(user.username):
+    if config.may_bind(user.username):
         return Decision()
-    reasons = [annotation_owned(key, binding.metadata.noted, {}) for key in binding.metadata.noted if rules.owns(key)]
-    if bound is None or (binding.metadata.uid and binding.metadata.uid != bound.uid):
+    reasons = [annotation_owned(key, binding.metadata.noted, {}) for key in binding.metadata.noted if config.owns(key)]
+    if pod_to_bind is None or (binding.metadata.uid and binding.metadata.uid != pod_to_bind.uid):
         reasons.append(
             foreign(
-                "metadata.name" if bound is None else "metadata.uid",
-                binding.metadata.name if bound is None else binding.metadata.uid,
+                "metadata.name" if pod_to_bind is None else "metadata.uid",
+                binding.metadata.name if pod_to_bind is None else binding.metadata.uid,
                 "there is no such pod to put on a node",
                 "bind a pod that exists, by its uid",
             )
         )
-    elif has_gpu(bound.annotations, bound.spec, rules):
+    elif has_gpu(pod_to_bind.annotations, pod_to_bind.spec, config):
         reasons.append(
             foreign(
                 "target.name",
                 binding.target.name,
-                f"{shown(user.username)} may not put a pod with GPUs on a node: {SCHEDULER} alone knows which GPUs are "
-                "free there",
+                f"{printable(user.username)} may not bind a pod with GPUs: only {SCHEDULER} knows which GPUs of a node "
+                "are free",
                 "leave the pod to its scheduler; another scheduler may be allowed in webhook.binders",
             )
         )
@@ -250,15 +255,15 @@ def check_binding(binding: Binding, bound: Bound | None, rules: Rules, user: Use
 
 def foreign(field: str, value: str, message: str, remedy: str) -> Reason:
     """Say why a binding is refused."""
-    return Reason(code=Code.BINDING_FOREIGN, field=field, value=shown(value), message=message, remedy=remedy)
+    return Reason(code=Code.BINDING_FOREIGN, field=field, value=printable(value), message=message, remedy=remedy)
 
 
-def has_gpu(annotations: Mapping[str, str], spec: PodSpec, rules: Rules) -> bool:
+def has_gpu(annotations: Mapping[str, str], spec: PodSpec, config: AdmissionConfig) -> bool:
     """Tell whether any container names a resource of ours, or the pod was admitted as one with GPUs."""
-    if rules.names.limits in annotations:
+    if config.names.limits in annotations:
         return True
-    for _, _, container in walk(spec):
+    for _, _, container in iter_containers(spec):
         resources = container.resources or Resources()
-        if any(key in rules.language.by_key for key in (*(resources.limits or ()), *(resources.requests or ()))):
+        if any(key in config.scheme.by_key for key in (*(resources.limits or ()), *(resources.requests or ()))):
             return True
     return False

@@ -12,24 +12,24 @@ import jsonpatch
 from msgspec import Raw, Struct
 
 from vcuda.amounts import Amounts
-from vcuda.charging import Demand, Standing, fit, how_many
-from vcuda.decision import BadRequest, Code, Decision, Reason, shown
+from vcuda.charging import Demand, QuotaUsage, count_fitting, fit_charge
+from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED
-from vcuda.policy import Policy
-from webhook.advising import advice, misplaced
-from webhook.drafting import Draft, shortened
-from webhook.fractions import rewrite_fractions
+from vcuda.namespace_policy import NamespacePolicy
+from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of, dotted, rewrite
 from webhook.objects import CronJob, Metadata, Pod, Template, Workload
-from webhook.reading import Asked, read
+from webhook.patching import PatchBuilder, truncate_warning
+from webhook.pod_parsing import ParsedPod, parse_pod
+from webhook.pod_warnings import misplaced_annotations, pod_warnings
 from webhook.review import Request, decode_object
-from webhook.rules import Rules
-from webhook.validating import moved, wrong_with
+from webhook.template_fractions import rewrite_fractions
+from webhook.validating import moved, pod_mistakes
 
 TEMPLATE = "/spec/template"
 CRON_TEMPLATE = "/spec/jobTemplate/spec/template"
 CRON_JOB = ("batch", "CronJob")
-KINDS = (
+WORKLOAD_KINDS = (
     ("apps", "Deployment"),
     ("apps", "StatefulSet"),
     ("apps", "DaemonSet"),
@@ -40,7 +40,7 @@ KINDS = (
 )
 
 
-class PodMaker(Struct, frozen=True):
+class TemplatedWorkload(Struct, frozen=True):
     """A workload of any kind: its own metadata, its template, and how many pods it makes at once."""
 
     metadata: Metadata
@@ -53,15 +53,15 @@ class PodMaker(Struct, frozen=True):
         return decode_object(self.template, Template, f"object{self.root.replace('/', '.')}")
 
 
-def read_workload(raw: Raw, request: Request, where: str) -> PodMaker:
+def read_workload(raw: Raw, request: Request, where: str) -> TemplatedWorkload:
     """Read a workload under review."""
     if (request.kind.group, request.kind.kind) == CRON_JOB:
         cron = decode_object(raw, CronJob, where)
         job = cron.spec.job_template or Workload(Metadata())
-        return PodMaker(cron.metadata, template_of(job), job.spec.parallelism or 1, CRON_TEMPLATE)
+        return TemplatedWorkload(cron.metadata, template_of(job), job.spec.parallelism or 1, CRON_TEMPLATE)
     found = decode_object(raw, Workload, where)
     chosen = [number for number in (found.spec.replicas, found.spec.parallelism) if number is not None]
-    return PodMaker(found.metadata, template_of(found), chosen[0] if chosen else 1, TEMPLATE)
+    return TemplatedWorkload(found.metadata, template_of(found), chosen[0] if chosen else 1, TEMPLATE)
 
 
 def template_of(workload: Workload) -> Raw:
@@ -69,12 +69,14 @@ def template_of(workload: Workload) -> Raw:
     return Raw(b"{}") if bytes(workload.spec.template) == b"null" else workload.spec.template
 
 
-def settle_fractions(maker: PodMaker, before: PodMaker | None, request: Request, rules: Rules) -> Draft:
+def rewrite_workload_fractions(
+    maker: TemplatedWorkload, before: TemplatedWorkload | None, request: Request, config: AdmissionConfig
+) -> PatchBuilder:
     """Draft what the parts of a card in a workload's template need, unless a controller made it."""
     if maker.metadata.is_controlled:
-        return Draft(maker.root)
+        return PatchBuilder(maker.root)
     draft = rewrite_fractions(
-        maker.decoded(), before.decoded() if before else None, applied(maker.metadata, request), rules
+        maker.decoded(), before.decoded() if before else None, applied(maker.metadata, request), config
     )
     return draft.moved(maker.root)
 
@@ -92,75 +94,83 @@ def patched(raw: Raw, operations: list[dict[str, Any]]) -> Raw:
     return Raw(json.dumps(jsonpatch.apply_patch(json.loads(bytes(raw)), operations)).encode())
 
 
-def limits_missing(pod: Pod, rules: Rules) -> list[Reason]:
+def limits_missing(pod: Pod, config: AdmissionConfig) -> list[Reason]:
     """Find requests without limits: a pod's are completed, a template's are refused by the API server."""
     return [
         Reason(
             code=Code.LIMIT_MISSING,
             field=f"{dotted(place)}.resources.requests[{key}]",
-            value=shown(value),
+            value=printable(value),
             message="a request without a limit, which Kubernetes does not take in a template",
-            remedy=f"write it under limits, as {key}: {shown(value)}",
+            remedy=f"write it under limits, as {key}: {printable(value)}",
         )
         for place, container in containers_of(pod.spec)
         if container.resources is not None
         for key, value in (container.resources.requests or {}).items()
-        if key in rules.language.by_key and key not in (container.resources.limits or {})
+        if key in config.scheme.by_key and key not in (container.resources.limits or {})
     ]
 
 
-def wrong_with_template(maker: PodMaker, rules: Rules, policy: Policy) -> tuple[Pod, Asked, list[Reason]]:
+def template_mistakes(
+    maker: TemplatedWorkload, config: AdmissionConfig, policy: NamespacePolicy
+) -> tuple[Pod, ParsedPod, list[Reason]]:
     """Find what is wrong with the pods of a workload, and with its template as such."""
     pod = maker.decoded().as_pod()
-    asked = read(pod, rules, policy)
-    path = Draft(maker.root).path
-    missing = [moved(reason, path) for reason in limits_missing(pod, rules)]
-    return pod, asked, [*wrong_with(pod, asked, rules, policy, path), *missing]
+    parsed = parse_pod(pod, config, policy)
+    path = PatchBuilder(maker.root).path
+    missing = [moved(reason, path) for reason in limits_missing(pod, config)]
+    return pod, parsed, [*pod_mistakes(pod, parsed, config, policy, path), *missing]
 
 
-class Making(Struct, frozen=True):
+class PlannedPods(Struct, frozen=True):
     """Pods that a workload is about to make: what each asks for, and how many more there will be."""
 
-    asked: Asked
+    parsed: ParsedPod
     more: int
 
 
 def check_workload(
-    maker: PodMaker, before: PodMaker | None, rules: Rules, policy: Policy
-) -> tuple[Decision, Making | None]:
+    maker: TemplatedWorkload, before: TemplatedWorkload | None, config: AdmissionConfig, policy: NamespacePolicy
+) -> tuple[Decision, PlannedPods | None]:
     """Check a workload's template, unless a controller made it or it did not change; and say which pods will come."""
     if maker.metadata.is_controlled:
         return Decision(), None
     same_template = before is not None and bytes(before.template) == bytes(maker.template)
     if same_template and before is not None and before.count >= maker.count:
         return Decision(), None
-    pod, asked, reasons = wrong_with_template(maker, rules, policy)
-    if not asked.is_gpu:
+    pod, parsed, reasons = template_mistakes(maker, config, policy)
+    if not parsed.is_gpu:
         return Decision(), None
     if reasons and not same_template:
         return Decision(tuple(reasons)), None
-    warnings = [] if same_template else warn(pod, asked, rules, policy, maker)
+    warnings = [] if same_template else warn(pod, parsed, config, policy, maker)
     # A new template replaces its pods one by one: what they hold is freed for the new ones.
     more = maker.count - (before.count if before else 0)
-    making = Making(asked, more) if more > 0 and asked.request.is_gpu else None
-    return Decision(warnings=tuple(map(shortened, warnings))), making
+    making = PlannedPods(parsed, more) if more > 0 and parsed.request.is_gpu else None
+    return Decision(warnings=tuple(map(truncate_warning, warnings))), making
 
 
-def warn(pod: Pod, asked: Asked, rules: Rules, policy: Policy, maker: PodMaker) -> list[str]:
+def warn(
+    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, maker: TemplatedWorkload
+) -> list[str]:
     """Tell what will become of the pods, and what the author may not have meant."""
-    draft = rewrite(pod, asked, rules, policy, maker.root)
-    return [*draft.warnings, *advice(pod, asked, rules), *misplaced(maker.metadata, rules, draft.path)]
+    draft = rewrite(pod, parsed, config, policy, maker.root)
+    return [
+        *draft.warnings,
+        *pod_warnings(pod, parsed, config),
+        *misplaced_annotations(maker.metadata, config, draft.path),
+    ]
 
 
-def beyond_quota(making: Making, standing: Standing, demand: Demand, cards: Mapping[str, int]) -> tuple[str, ...]:
+def beyond_quota(making: PlannedPods, usage: QuotaUsage, demand: Demand, cards: Mapping[str, int]) -> tuple[str, ...]:
     """Tell that not all of the pods will find room."""
-    found = how_many(standing, demand, making.asked.wishes, cards, making.more)
-    if not standing.quotas or found >= making.more:
+    found = count_fitting(usage, demand, making.parsed.options, cards, making.more)
+    if not usage.quotas or found >= making.more:
         return ()
 
     def together(card_mib: int) -> Amounts:
         return Amounts((key, amount * making.more) for key, amount in demand(card_mib).items())
 
-    short = fit(standing, together, making.asked.wishes, cards).reasons
+    short = fit_charge(usage, together, making.parsed.options, cards).reasons
     told = f": {short[0].message}" if short else ""
-    return (shortened(f"{found} of {making.more} pods of this workload find room in the quota now{told}"),)
+    return (truncate_warning(f"{found} of {making.more} pods of this workload find room in the quota now{told}"),)

@@ -22,7 +22,7 @@ DESCRIPTION = "gpus.yaml"
 FLAGS = ("-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
 
 
-class Plain(yaml.SafeDumper):
+class NoAliasDumper(yaml.SafeDumper):
     """Writes everything out, also what stands twice: the library knows no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
@@ -76,7 +76,7 @@ def install(folder: Path, description: Mapping[str, Any] | str) -> Path:
 def describe(folder: Path, description: Mapping[str, Any] | str) -> None:
     """Change what the driver says, at once as a whole."""
     described = yaml.safe_load(description) if isinstance(description, str) else dict(description)
-    text = yaml.dump(described, Dumper=Plain, sort_keys=False)
+    text = yaml.dump(described, Dumper=NoAliasDumper, sort_keys=False)
     scratch = folder / f"{DESCRIPTION}.new"
     scratch.write_text(text)
     scratch.replace(folder / DESCRIPTION)

@@ -11,7 +11,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from certs.authority import issue, new_authority
-from certs.pairs import CertificateError, KeyPair, read_pair
+from certs.key_pairs import CertificateError, KeyPair, read_pair
 from certs.renewal import authority_needs_renewal, needs_renewal, why_no_authority
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)

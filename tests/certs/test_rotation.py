@@ -9,7 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from certs.authority import new_authority
 from certs.renewal import is_signed_by, needs_renewal
-from certs.rotation import Kept, Leaf, Outside, Step, Wanted, next_step, take, usable_authority
+from certs.rotation import (
+    CertificateState,
+    Leaf,
+    ObservedTrust,
+    RotationRequest,
+    Step,
+    apply_step,
+    next_step,
+    usable_authority,
+)
 
 NAMES = ("webhook.example",)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -23,32 +32,32 @@ class Rotation(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = START
-        self.kept = Kept()
+        self.kept = CertificateState()
         self.configured = b""
         self.trusting = [b"", b""]
         self.serving = [Leaf(), Leaf(), Leaf()]
-        self.wanted = Wanted(NAMES)
+        self.wanted = RotationRequest(NAMES)
         self.away = 0.0
 
     @initialize()
     def begin(self) -> None:
         self.calm_down()
 
-    def outside(self) -> Outside:
+    def outside(self) -> ObservedTrust:
         # An API server may be behind; that is what the time between seeing and believing is for.
         published = self.configured == self.kept.bundle and all(each == self.configured for each in self.trusting)
         served = all(each == self.kept.leaf for each in self.serving)
         serving = tuple(each.certificate for each in self.serving)
-        return Outside(self.configured, published, served, serving)
+        return ObservedTrust(self.configured, published, served, serving)
 
     def step(self) -> Step:
         """Do what the keeper does in one go: it may crash after any."""
         found = next_step(self.kept, self.wanted, self.now, self.outside())
-        self.kept = take(found.step, self.kept, self.wanted, self.now, self.outside())
+        self.kept = apply_step(found.step, self.kept, self.wanted, self.now, self.outside())
         if found.step is Step.PREPARE:
-            self.wanted = Wanted(NAMES, new_leaf=self.wanted.new_leaf)
+            self.wanted = RotationRequest(NAMES, new_leaf=self.wanted.new_leaf)
         if found.step is Step.ISSUE:
-            self.wanted = Wanted(NAMES, new_authority=self.wanted.new_authority)
+            self.wanted = RotationRequest(NAMES, new_authority=self.wanted.new_authority)
         if found.step not in (Step.BEGIN, Step.REMEMBER):
             # Published only when everything is remembered that somebody relies on.
             remembers = next_step(self.kept, self.wanted, self.now, self.outside()).step
@@ -80,28 +89,28 @@ class Rotation(RuleBasedStateMachine):
 
     @rule()
     def somebody_wants_a_new_authority(self) -> None:
-        self.wanted = Wanted(NAMES, new_authority=True, new_leaf=self.wanted.new_leaf)
+        self.wanted = RotationRequest(NAMES, new_authority=True, new_leaf=self.wanted.new_leaf)
 
     @rule()
     def somebody_wants_a_new_leaf(self) -> None:
-        self.wanted = Wanted(NAMES, new_authority=self.wanted.new_authority, new_leaf=True)
+        self.wanted = RotationRequest(NAMES, new_authority=self.wanted.new_authority, new_leaf=True)
 
     @rule()
     @precondition(lambda self: self.outside().served)
     def the_authority_is_lost(self) -> None:
         """Somebody deletes the secret."""
-        self.kept = Kept(leaf=self.kept.leaf)
+        self.kept = CertificateState(leaf=self.kept.leaf)
 
     @rule()
     def everything_is_lost(self) -> None:
         """Somebody deletes both secrets, while replicas serve what they have."""
-        self.kept = Kept()
+        self.kept = CertificateState()
 
     @rule()
     @precondition(lambda self: self.outside().served)
     def the_authority_is_swapped(self) -> None:
         """Somebody writes another one."""
-        self.kept = Kept(new_authority(self.now), leaf=self.kept.leaf)
+        self.kept = CertificateState(new_authority(self.now), leaf=self.kept.leaf)
 
     @rule()
     def calm_down(self) -> None:
@@ -133,28 +142,30 @@ Rotation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, d
 TestRotation = Rotation.TestCase
 
 
-def seen(kept: Kept) -> Outside:
+def seen(kept: CertificateState) -> ObservedTrust:
     """See everything as it should be."""
-    return Outside(kept.bundle, published=True, served=True, serving=(kept.leaf.certificate,))
+    return ObservedTrust(kept.bundle, published=True, served=True, serving=(kept.leaf.certificate,))
 
 
-def settled(kept: Kept, now: datetime = START, *, trusted: bytes = b"") -> tuple[Kept, list[Step]]:
+def settled(
+    kept: CertificateState, now: datetime = START, *, trusted: bytes = b""
+) -> tuple[CertificateState, list[Step]]:
     """Let a keeper go on, with callers and replicas that follow at once."""
     steps: list[Step] = []
     for _ in range(20):
-        outside = Outside(trusted or kept.bundle, published=True, served=True)
-        found = next_step(kept, Wanted(NAMES), now, outside)
+        outside = ObservedTrust(trusted or kept.bundle, published=True, served=True)
+        found = next_step(kept, RotationRequest(NAMES), now, outside)
         steps.append(found.step)
         if found.step in RESTING:
             return kept, steps
-        kept = take(found.step, kept, Wanted(NAMES), now, outside)
+        kept = apply_step(found.step, kept, RotationRequest(NAMES), now, outside)
         trusted = b""
     raise AssertionError(f"it never rests: {steps}")
 
 
 def test_the_order() -> None:
     """From nothing, and when the CA's time has come."""
-    kept, steps = settled(Kept())
+    kept, steps = settled(CertificateState())
     assert steps == [Step.BEGIN, Step.ISSUE, Step.REST]
     later = START + 244 * DAY
     renewed, steps = settled(kept, later)
@@ -165,30 +176,33 @@ def test_the_order() -> None:
 
 def test_nothing_new_is_issued_before_callers_trust_it() -> None:
     """It waits, and says for what."""
-    kept, _ = settled(Kept())
-    prepared = take(Step.PREPARE, kept, Wanted(NAMES), START, seen(kept))
-    found = next_step(prepared, Wanted(NAMES), START, Outside(kept.bundle, published=False, served=True))
+    kept, _ = settled(CertificateState())
+    prepared = apply_step(Step.PREPARE, kept, RotationRequest(NAMES), START, seen(kept))
+    found = next_step(prepared, RotationRequest(NAMES), START, ObservedTrust(kept.bundle, published=False, served=True))
     assert (found.step, found.why) == (Step.WAIT, "not all callers trust the CA that follows yet")
-    promoted = take(Step.PROMOTE, prepared, Wanted(NAMES), START, seen(prepared))
+    promoted = apply_step(Step.PROMOTE, prepared, RotationRequest(NAMES), START, seen(prepared))
     assert promoted.bundle == prepared.bundle, "who signs must not change what is published"
-    issued = take(Step.ISSUE, promoted, Wanted(NAMES), START, seen(prepared))
-    found = next_step(issued, Wanted(NAMES), START, Outside(issued.bundle, published=True, served=False))
+    issued = apply_step(Step.ISSUE, promoted, RotationRequest(NAMES), START, seen(prepared))
+    found = next_step(issued, RotationRequest(NAMES), START, ObservedTrust(issued.bundle, published=True, served=False))
     assert (found.step, found.why) == (Step.WAIT, "not all replicas serve a certificate of the present CA yet")
 
 
 def test_what_is_broken_is_replaced_at_once() -> None:
     """Nobody could rely on it anyway, so nothing is waited for."""
-    kept, _ = settled(Kept())
+    kept, _ = settled(CertificateState())
     for leaf in (Leaf(), Leaf(kept.leaf.certificate[:300], kept.leaf.key), Leaf(kept.leaf.certificate, b"x")):
-        broken = Kept(kept.current, leaf=leaf)
-        assert next_step(broken, Wanted(NAMES), START, Outside(b"", published=False, served=False)).step is Step.ISSUE
+        broken = CertificateState(kept.current, leaf=leaf)
+        assert (
+            next_step(broken, RotationRequest(NAMES), START, ObservedTrust(b"", published=False, served=False)).step
+            is Step.ISSUE
+        )
 
 
 def test_only_what_callers_trust_is_remembered() -> None:
     """Who can write the serving secret must not be able to make callers trust a CA of his."""
-    kept, _ = settled(Kept())
-    foreign, _ = settled(Kept())
-    swapped = Kept(kept.current, leaf=foreign.leaf)
+    kept, _ = settled(CertificateState())
+    foreign, _ = settled(CertificateState())
+    swapped = CertificateState(kept.current, leaf=foreign.leaf)
     after, steps = settled(swapped, trusted=kept.bundle)
     assert steps == [Step.ISSUE, Step.REST]
     assert after.bundle == kept.bundle
@@ -200,14 +214,18 @@ def test_only_what_callers_trust_is_remembered() -> None:
 
 def test_a_replica_that_hangs_on_to_the_past_does_not_stop_renewal() -> None:
     """It may do so for ever; the CA must not end meanwhile."""
-    kept, _ = settled(Kept())
-    stuck = take(
-        Step.PROMOTE, take(Step.PREPARE, kept, Wanted(NAMES), START, seen(kept)), Wanted(NAMES), START, seen(kept)
+    kept, _ = settled(CertificateState())
+    stuck = apply_step(
+        Step.PROMOTE,
+        apply_step(Step.PREPARE, kept, RotationRequest(NAMES), START, seen(kept)),
+        RotationRequest(NAMES),
+        START,
+        seen(kept),
     )
     later = START + 250 * DAY
-    outside = Outside(stuck.bundle, published=True, served=False, serving=(kept.leaf.certificate,))
-    issued = take(Step.ISSUE, stuck, Wanted(NAMES), later, outside)
-    assert next_step(issued, Wanted(NAMES), later, outside).step is Step.PREPARE
+    outside = ObservedTrust(stuck.bundle, published=True, served=False, serving=(kept.leaf.certificate,))
+    issued = apply_step(Step.ISSUE, stuck, RotationRequest(NAMES), later, outside)
+    assert next_step(issued, RotationRequest(NAMES), later, outside).step is Step.PREPARE
 
 
 def test_an_expired_authority_signs_nothing() -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from tests.cluster.binaries import BuildError, cache_dir, helm, kubernetes, locked, say
 from tests.cluster.debian import newer_containerd, programs
-from tests.cluster.keeper import ROOT
 from tests.cluster.pods import run_to_end
 from tests.cluster.quotient import give_image, install_chart
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
+from tests.cluster.supervisor import ROOT
 
 END_S = 30.0
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster.admission import Hook
 from cluster.api import connect
+from cluster.in_memory import InMemoryCluster
+from cluster.in_memory_admission import InMemoryWebhook
+from cluster.in_memory_store import VersionedStore
 from cluster.interface import Cluster
-from cluster.memory import MemoryCluster
 from cluster.objects import NAMESPACES
-from cluster.store import Store
 from tests.cluster.hooks import RealHooks
 from tests.cluster.objects import new_namespace
 from tests.cluster.real import RealCluster
@@ -26,14 +26,16 @@ NUMBERS = itertools.count(1)
 class Tenant:
     """A cluster under test, and what the suite must know to test it."""
 
-    def __init__(self, cluster: Cluster, old_version: Callable[[], str], hooks: Callable[[Hook], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, old_version: Callable[[], str], hooks: Callable[[InMemoryWebhook], None]
+    ) -> None:
         self.cluster, self.old_version, self.add_hook = cluster, old_version, hooks
 
 
 @pytest.fixture(params=TENANTS)
 def tenant(request: pytest.FixtureRequest) -> Iterator[Tenant]:
     if request.param == "memory":
-        memory = MemoryCluster(Store(history=500))
+        memory = InMemoryCluster(VersionedStore(history=500))
         yield Tenant(memory, lambda: forgotten_version(memory), memory.hooks.append)
         return
     real: RealCluster = request.getfixturevalue("control_plane")
@@ -69,7 +71,7 @@ def compacted_version(real: RealCluster) -> str:
     return "1"
 
 
-def forgotten_version(memory: MemoryCluster) -> str:
+def forgotten_version(memory: InMemoryCluster) -> str:
     """Write until the history has forgotten where we are."""
     version = memory.list(NAMESPACES).resource_version
     for number in range(600):

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import trustme
 
-from cluster.admission import Hook, Review
+from cluster.in_memory_admission import InMemoryWebhook, Review
 from tests.cluster.real import RealCluster
 from tests.waiting import eventually
 
@@ -36,7 +36,7 @@ class RealHooks:
             server.shutdown()
             server.server_close()
 
-    def add(self, hook: Hook) -> None:
+    def add(self, hook: InMemoryWebhook) -> None:
         """Serve a hook and wait until the API server calls it."""
         authority = trustme.CA()
         server = serve(hook, authority)
@@ -47,7 +47,7 @@ class RealHooks:
         self._registered.append((kind, hook.name))
         self._await_call(hook, server)
 
-    def _await_call(self, hook: Hook, server: ThreadingHTTPServer) -> None:
+    def _await_call(self, hook: InMemoryWebhook, server: ThreadingHTTPServer) -> None:
         """Configurations take effect a moment after they are written: create until the hook is asked."""
         probe = {
             "apiVersion": "v1",
@@ -73,7 +73,7 @@ def answered(review: Review, **response: Any) -> Review:
     }
 
 
-def serve(hook: Hook, authority: trustme.CA) -> ThreadingHTTPServer:
+def serve(hook: InMemoryWebhook, authority: trustme.CA) -> ThreadingHTTPServer:
     """Serve one hook over HTTPS on loopback; reviews of probes are allowed and not passed on."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -110,7 +110,7 @@ def serve(hook: Hook, authority: trustme.CA) -> ThreadingHTTPServer:
     return server
 
 
-def configuration(hook: Hook, address: str, authority: trustme.CA) -> dict[str, Any]:
+def configuration(hook: InMemoryWebhook, address: str, authority: trustme.CA) -> dict[str, Any]:
     """Write the webhook configuration that registers a hook."""
     webhook = {
         "name": hook.name,

@@ -14,7 +14,7 @@ from typing import Any
 import trustme
 from msgspec import Struct
 
-from settings.configuration import Health
+from settings.configuration import HealthSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -305,7 +305,7 @@ def quotient_nodeplugin(layout: Layout) -> Program:
         f"nodePlugin.nodeName={NODE_NAME}",
         f"nodePlugin.driverRoot={layout.driver}",
         f"nodePlugin.injection={'cdi' if layout.newer else 'auto'}",
-        f"nodePlugin.health.pollS={Health().poll_s if PATIENT in os.environ else 0.5}",
+        f"nodePlugin.health.pollS={HealthSettings().poll_s if PATIENT in os.environ else 0.5}",
         "nodePlugin.health.recoverAfterS=6",
         f"nodePlugin.cdi={CDI}",
         "monitor.address=127.0.0.1",

@@ -13,7 +13,7 @@ from tests.cluster.binaries import helm
 from tests.cluster.layout import API_PORT, CONTROLLER, NODE_ADDRESS, WEBHOOK, WEBHOOK_PORT
 from tests.cluster.real import ClusterError, RealCluster
 from webhook.registration import registration
-from webhook.service import rules_of
+from webhook.service import admission_config_of
 
 REFUSED = "neither a part of one GPU"
 IMAGE = "quotient.test/quotient:0.1.0"
@@ -69,7 +69,7 @@ def run_beside(cluster: RealCluster) -> None:
     cluster.run(CONTROLLER)
     cluster.run(WEBHOOK)
     target = f"https://127.0.0.1:{WEBHOOK_PORT}"
-    for each in registration(rules_of(Configuration()), target, authority.cert_pem.bytes()):
+    for each in registration(admission_config_of(Configuration()), target, authority.cert_pem.bytes()):
         cluster.kubectl("apply", "-f-", stdin=json.dumps(each))
     cluster.until("the webhook to be called", lambda: is_called(cluster), WEBHOOK)
 

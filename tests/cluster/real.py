@@ -20,8 +20,8 @@ import msgspec
 
 from tests.cluster import binaries, cgroups, debian, images, layout
 from tests.cluster.inside import short_path
-from tests.cluster.keeper import ROOT, start_forward
 from tests.cluster.layout import Layout
+from tests.cluster.supervisor import ROOT, start_forward
 
 READY_S = 60.0
 POLL_S = 0.1
@@ -235,7 +235,7 @@ def start_keeper(place: Layout, *, detached: bool) -> "subprocess.Popen[bytes]":
     mode = "detached" if detached else "attached"
     with (place.logs / "keeper.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.keeper", str(place.state / "order.json"), mode],
+            [sys.executable, "-m", "tests.cluster.supervisor", str(place.state / "order.json"), mode],
             cwd=ROOT,
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
             stdout=log,

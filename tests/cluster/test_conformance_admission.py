@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.admission import Hook, Review
-from cluster.errors import Conflict, NotFound, Refused
+from cluster.errors import Conflict, NotFound, Rejected
+from cluster.in_memory_admission import InMemoryWebhook, Review
 from cluster.objects import PODS
 from tests.cluster.conftest import Tenant
 from tests.cluster.hooks import answered
@@ -39,8 +39,8 @@ class Recorded:
 def test_the_mutating_call_sees_no_identity_and_the_validating_call_sees_all(tenant: Tenant, namespace: str) -> None:
     """A charge can be keyed by uid only at validation."""
     mutating, validating = Recorded(), Recorded()
-    tenant.add_hook(Hook("mutate.quotient.test", mutating, mutating=True))
-    tenant.add_hook(Hook("validate.quotient.test", validating))
+    tenant.add_hook(InMemoryWebhook("mutate.quotient.test", mutating, mutating=True))
+    tenant.add_hook(InMemoryWebhook("validate.quotient.test", validating))
     made = tenant.cluster.create(PODS, pod(namespace))
     before, after = mutating.requests[0], validating.requests[0]
     assert not before["object"]["metadata"].keys() & {"name", "uid", "creationTimestamp"}
@@ -61,7 +61,7 @@ def test_quantities_arrive_canonical_and_limits_as_requests(tenant: Tenant, name
             for part in ("limits", "requests")
         ]
     )
-    tenant.add_hook(Hook("mutate.quotient.test", hook, mutating=True))
+    tenant.add_hook(InMemoryWebhook("mutate.quotient.test", hook, mutating=True))
     made = tenant.cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": 0.3}))
     seen = hook.requests[0]["object"]["spec"]["containers"][0]["resources"]
     assert seen["limits"] == seen["requests"] == {"example.com/gpu": "300m"}
@@ -72,16 +72,16 @@ def test_quantities_arrive_canonical_and_limits_as_requests(tenant: Tenant, name
 
 def test_a_denial_reaches_the_user_in_its_own_words(tenant: Tenant, namespace: str) -> None:
     """And nothing is stored."""
-    tenant.add_hook(Hook("validate.quotient.test", Recorded(denial=DENIAL)))
+    tenant.add_hook(InMemoryWebhook("validate.quotient.test", Recorded(denial=DENIAL)))
     with pytest.raises(
-        Refused, match=r'admission webhook "validate\.quotient\.test" denied the request: short by 50 cores'
+        Rejected, match=r'admission webhook "validate\.quotient\.test" denied the request: short by 50 cores'
     ):
         tenant.cluster.create(PODS, pod(namespace, "p"))
     with pytest.raises(NotFound):
         tenant.cluster.get(PODS, "p", namespace)
 
 
-DENIALS = {404: NotFound, 409: Conflict, 422: Refused, 429: Unavailable, 500: Unavailable}
+DENIALS = {404: NotFound, 409: Conflict, 422: Rejected, 429: Unavailable, 500: Unavailable}
 
 
 @pytest.mark.parametrize(("code", "family"), DENIALS.items())
@@ -89,7 +89,7 @@ def test_a_denials_code_decides_what_the_user_is_told(
     tenant: Tenant, namespace: str, code: int, family: type[Exception]
 ) -> None:
     """A hook that denies with a server's code makes a client try again: ours must not."""
-    tenant.add_hook(Hook("validate.quotient.test", Recorded(denial={"code": code, "message": "no"})))
+    tenant.add_hook(InMemoryWebhook("validate.quotient.test", Recorded(denial={"code": code, "message": "no"})))
     with pytest.raises(family):
         tenant.cluster.create(PODS, pod(namespace, "p"))
 
@@ -112,7 +112,7 @@ def test_an_answer_that_breaks_the_protocol_is_no_answer(
     hook: Callable[[Review], Review],
 ) -> None:
     """Neither an allowance nor a denial."""
-    tenant.add_hook(Hook("broken.quotient.test", hook, mutating=mutating))
+    tenant.add_hook(InMemoryWebhook("broken.quotient.test", hook, mutating=mutating))
     with pytest.raises(Unavailable):
         tenant.cluster.create(PODS, pod(namespace, "p"))
 
@@ -126,7 +126,9 @@ def test_a_mutated_binding_is_what_is_bound(tenant: Tenant, namespace: str) -> N
     def bindings_only(review: Review) -> Review:
         return hook(review) if review["request"]["kind"]["kind"] == "Binding" else answered(review)
 
-    tenant.add_hook(Hook("bind.quotient.test", bindings_only, mutating=True, resources=("pods/binding", "pods")))
+    tenant.add_hook(
+        InMemoryWebhook("bind.quotient.test", bindings_only, mutating=True, resources=("pods/binding", "pods"))
+    )
     tenant.cluster.bind("p", namespace, "node-x", uid=made.metadata.uid, annotations={"a": "b"})
     assert tenant.cluster.get(PODS, "p", namespace).metadata.annotations == {"a": "b", "from": "hook"}
 
@@ -134,7 +136,7 @@ def test_a_mutated_binding_is_what_is_bound(tenant: Tenant, namespace: str) -> N
 def test_a_dry_run_says_so_to_the_hooks(tenant: Tenant, namespace: str) -> None:
     """So that nothing is charged."""
     hook = Recorded()
-    tenant.add_hook(Hook("validate.quotient.test", hook))
+    tenant.add_hook(InMemoryWebhook("validate.quotient.test", hook))
     tenant.cluster.create(PODS, pod(namespace, "p"), dry_run=True)
     assert hook.requests[0]["dryRun"] is True
 
@@ -145,7 +147,7 @@ def test_a_hook_that_must_answer_and_crashes_holds_the_pod_up(tenant: Tenant, na
     def crash(_: Review) -> Review:
         raise RuntimeError("boom")
 
-    tenant.add_hook(Hook("validate.quotient.test", crash))
+    tenant.add_hook(InMemoryWebhook("validate.quotient.test", crash))
     with pytest.raises(Unavailable, match="failed calling webhook"):
         tenant.cluster.create(PODS, pod(namespace, "p"))
 
@@ -156,7 +158,7 @@ def test_a_hook_that_may_be_missed_and_crashes_is_passed_over(tenant: Tenant, na
     def crash(_: Review) -> Review:
         raise RuntimeError("boom")
 
-    tenant.add_hook(Hook("validate.quotient.test", crash, fail_closed=False))
+    tenant.add_hook(InMemoryWebhook("validate.quotient.test", crash, fail_closed=False))
     assert tenant.cluster.create(PODS, pod(namespace, "p")).metadata.uid
 
 
@@ -164,7 +166,7 @@ def test_an_update_shows_both_states(tenant: Tenant, namespace: str) -> None:
     """Old and new, so that only what changed need be judged."""
     hook = Recorded()
     tenant.cluster.create(PODS, pod(namespace, "p"))
-    tenant.add_hook(Hook("validate.quotient.test", hook, operations=("CREATE", "UPDATE")))
+    tenant.add_hook(InMemoryWebhook("validate.quotient.test", hook, operations=("CREATE", "UPDATE")))
     tenant.cluster.patch(PODS, "p", namespace, {"metadata": {"annotations": {"a": "b"}}})
     request = hook.requests[-1]
     assert request["operation"] == "UPDATE"
@@ -176,8 +178,8 @@ def test_a_binding_is_reviewed_without_the_pods_resources(tenant: Tenant, namesp
     """What is seen is the Binding: pod, node and annotations."""
     hook = Recorded(denial=DENIAL)
     made = tenant.cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": "1"}))
-    tenant.add_hook(Hook("bind.quotient.test", hook, resources=("pods/binding", "pods")))
-    with pytest.raises(Refused):
+    tenant.add_hook(InMemoryWebhook("bind.quotient.test", hook, resources=("pods/binding", "pods")))
+    with pytest.raises(Rejected):
         tenant.cluster.bind("p", namespace, "node-x", uid=made.metadata.uid, annotations={"a": "b"})
     request = next(request for request in hook.requests if request["kind"]["kind"] == "Binding")
     assert (request["subResource"], request["name"], request["namespace"]) == ("binding", "p", namespace)
@@ -190,9 +192,9 @@ def test_a_hook_is_asked_again_if_another_changed_the_pod_after_it(tenant: Tenan
     """Which is why ours must be idempotent: it sees its own work, and a sidecar that came in between."""
     sidecar = {"name": "injected", "image": "example/sidecar"}
     ours = Recorded()
-    tenant.add_hook(Hook("a-ours.quotient.test", ours, mutating=True))
+    tenant.add_hook(InMemoryWebhook("a-ours.quotient.test", ours, mutating=True))
     injector = Recorded(patch=[{"op": "add", "path": "/spec/containers/-", "value": sidecar}])
-    tenant.add_hook(Hook("b-injector.quotient.test", injector, mutating=True, reinvoke=False))
+    tenant.add_hook(InMemoryWebhook("b-injector.quotient.test", injector, mutating=True, reinvoke=False))
     tenant.cluster.create(PODS, pod(namespace, "p"))
     assert [len(request["object"]["spec"]["containers"]) for request in ours.requests] == [1, 2]
     assert len(injector.requests) == 1

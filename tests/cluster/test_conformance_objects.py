@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cluster.errors import AlreadyExists, Conflict, NotFound, Refused
+from cluster.errors import AlreadyExists, Conflict, NotFound, Rejected
 from cluster.interface import Cluster, Selector
-from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, VALIDATING_HOOKS, Metadata, Pod
+from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, VALIDATING_WEBHOOKS, Metadata, Pod
 from tests.cluster.objects import config_map, gpu_pod, pod
 from tests.waiting import eventually
 
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_not_found(cluster: Cluster, namespace: str) -> Non
 @pytest.mark.parametrize("name", ["Upper", "under_score", "-dash", "x" * 254])
 def test_a_name_that_is_none_is_refused(cluster: Cluster, namespace: str, name: str) -> None:
     """DNS names in lower case only."""
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.create(CONFIG_MAPS, config_map(namespace, name))
 
 
@@ -123,23 +123,23 @@ def test_a_patch_with_a_version_is_compare_and_swap(cluster: Cluster, namespace:
 def test_fields_are_applied_by_name(cluster: Cluster) -> None:
     """Only what is named changes; and only of the object that was meant."""
     hooks = [unused_hook(name) for name in ("one.quotient.dev", "two.quotient.dev")]
-    made = cluster.create(VALIDATING_HOOKS, {"metadata": {"name": "applied"}, "webhooks": hooks})
+    made = cluster.create(VALIDATING_WEBHOOKS, {"metadata": {"name": "applied"}, "webhooks": hooks})
     try:
         fields = {"webhooks": [{"name": "two.quotient.dev", "failurePolicy": "Fail"}]}
-        after = cluster.apply(VALIDATING_HOOKS, made, fields, manager="test")
+        after = cluster.apply(VALIDATING_WEBHOOKS, made, fields, manager="test")
         policies = [(each.name, each.failure_policy) for each in after.webhooks]
         assert policies == [("one.quotient.dev", "Ignore"), ("two.quotient.dev", "Fail")]
     finally:
-        cluster.delete(VALIDATING_HOOKS, "applied")
+        cluster.delete(VALIDATING_WEBHOOKS, "applied")
     with pytest.raises(Conflict):
-        cluster.apply(VALIDATING_HOOKS, made, fields, manager="test")
-    other = cluster.create(VALIDATING_HOOKS, {"metadata": {"name": "applied"}, "webhooks": hooks})
+        cluster.apply(VALIDATING_WEBHOOKS, made, fields, manager="test")
+    other = cluster.create(VALIDATING_WEBHOOKS, {"metadata": {"name": "applied"}, "webhooks": hooks})
     try:
         with pytest.raises(Conflict):
-            cluster.apply(VALIDATING_HOOKS, made, fields, manager="test")
-        assert cluster.get(VALIDATING_HOOKS, "applied") == other
+            cluster.apply(VALIDATING_WEBHOOKS, made, fields, manager="test")
+        assert cluster.get(VALIDATING_WEBHOOKS, "applied") == other
     finally:
-        cluster.delete(VALIDATING_HOOKS, "applied")
+        cluster.delete(VALIDATING_WEBHOOKS, "applied")
 
 
 def unused_hook(name: str) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def test_a_stored_pod_keeps_its_spec(cluster: Cluster, namespace: str) -> None:
     """Resources cannot be changed behind the quota's back."""
     cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": "1"}))
     other = [{"name": "c0", "image": "example/image", "resources": {"limits": {"example.com/gpu": "2"}}}]
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.patch(PODS, "p", namespace, {"spec": {"containers": other}})
 
 
@@ -289,7 +289,7 @@ def test_defaults_are_filled_in_and_quantities_made_canonical(cluster: Cluster, 
 @pytest.mark.parametrize("amount", ["1_000", "NaN", "1 Gi", "8GB"])
 def test_what_is_no_quantity_is_refused(cluster: Cluster, namespace: str, amount: str) -> None:
     """Before anybody's hook sees it."""
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": amount}))
 
 
@@ -310,7 +310,7 @@ def test_what_has_not_the_shape_of_a_pod_is_refused(cluster: Cluster, namespace:
     made["metadata"] |= changes.get("metadata", {})
     if "spec" in changes:
         made["spec"] = changes["spec"]
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.create(PODS, made)
 
 
@@ -348,7 +348,7 @@ def test_extended_resources_are_whole_and_not_overcommitted(
 ) -> None:
     """Checked after admission, so a hook may still put it right."""
     containers = [{"name": "c0", "image": "i", "resources": resources}]
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.create(PODS, pod(namespace, "p", spec={"containers": containers}))
 
 
@@ -362,12 +362,12 @@ def test_what_is_too_large_or_misshapen_is_refused(cluster: Cluster, namespace: 
             metadata=Metadata(name="m", namespace=namespace, annotations={"a": "x" * 262145}),
         ),
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(Rejected):
             cluster.create(CONFIG_MAPS, made)
     twins = [{"name": "c", "image": "i"}, {"name": "c", "image": "i"}]
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.create(PODS, pod(namespace, "p", spec={"containers": twins}))
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.create(NAMESPACES, {"metadata": {"name": "a.b"}})
 
 
@@ -375,7 +375,7 @@ def test_an_immutable_config_map_stays(cluster: Cluster, namespace: str) -> None
     """Also its mark."""
     made = cluster.create(CONFIG_MAPS, replace(config_map(namespace, "one", a="1"), immutable=True))
     for changed in (replace(made, data={"a": "2"}), replace(made, immutable=None)):
-        with pytest.raises(Refused):
+        with pytest.raises(Rejected):
             cluster.update(CONFIG_MAPS, changed)
 
 
@@ -383,7 +383,7 @@ def test_what_is_the_servers_own_cannot_be_written(cluster: Cluster, namespace: 
     """Names, times, and the mark of deletion."""
     made = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     for metadata in ({"name": "other"}, {"namespace": "default"}):
-        with pytest.raises(Refused):
+        with pytest.raises(Rejected):
             cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": metadata})
     cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": {"uid": None, "creationTimestamp": None}})
     assert cluster.get(CONFIG_MAPS, "one", namespace).metadata == made.metadata
@@ -398,7 +398,7 @@ def test_no_finalizer_is_added_to_what_is_being_deleted(cluster: Cluster, namesp
     cluster.delete(CONFIG_MAPS, "one", namespace)
     assert cluster.get(CONFIG_MAPS, "one", namespace) == marked
     more = {"metadata": {"finalizers": ["quotient.dev/test", "quotient.dev/late"]}}
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.patch(CONFIG_MAPS, "one", namespace, more)
     cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": {"finalizers": None}})
 
@@ -448,7 +448,7 @@ def test_a_namespace_waits_for_what_finalizers_hold(cluster: Cluster) -> None:
     cluster.create(CONFIG_MAPS, replace(held, metadata=replace(held.metadata, finalizers=["quotient.dev/test"])))
     cluster.delete(NAMESPACES, "held")
     assert cluster.get(NAMESPACES, "held").status.phase == "Terminating"
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.create(CONFIG_MAPS, config_map("held", "two"))
     eventually(lambda: cluster.get(CONFIG_MAPS, "one", "held").metadata.deletion_timestamp, "the mark")
     cluster.patch(CONFIG_MAPS, "one", "held", {"metadata": {"finalizers": None}})
@@ -460,9 +460,9 @@ def test_a_namespace_waits_for_what_finalizers_hold(cluster: Cluster) -> None:
 @pytest.mark.parametrize("selector", ["a=b=c", "a b", "in (x)", "a in x", "=b"])
 def test_a_selector_that_cannot_be_read_is_refused(cluster: Cluster, namespace: str, selector: str) -> None:
     """It does not quietly select nothing."""
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.list(PODS, namespace, Selector(labels=selector))
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         cluster.list(PODS, namespace, Selector(fields="spec.no-such-field=x"))
 
 

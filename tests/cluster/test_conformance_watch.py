@@ -5,7 +5,7 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from cluster.errors import Expired, Refused
+from cluster.errors import Expired, Rejected
 from cluster.interface import Change, ChangeType, Cluster, Selector
 from cluster.objects import CONFIG_MAPS, PODS, ConfigMap, Pod
 from tests.cluster.conftest import Tenant
@@ -93,7 +93,7 @@ def test_what_leaves_a_selector_is_shown_as_it_was_within(cluster: Cluster, name
 
 def test_a_version_that_is_none_is_refused(cluster: Cluster, namespace: str) -> None:
     """Not taken for the beginning."""
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         list(cluster.watch(CONFIG_MAPS, "abc", namespace, timeout_s=1))
 
 

@@ -1,8 +1,8 @@
 """Events: one object for each thing that happened, repeats as a count."""
 
-from cluster.events import WARNING, Recorder
+from cluster.events import WARNING, EventRecorder
+from cluster.in_memory import InMemoryCluster
 from cluster.interface import Cluster
-from cluster.memory import MemoryCluster
 from cluster.objects import EVENTS, PODS, Event, ObjectReference, Pod
 from tests.cluster.objects import pod
 
@@ -21,7 +21,7 @@ def events(cluster: Cluster, made: Pod) -> list[Event]:
 def test_an_event_tells_what_happened_to_whom(cluster: Cluster, namespace: str) -> None:
     """As `kubectl describe pod` shows it."""
     made = cluster.create(PODS, pod(namespace, "p"))
-    Recorder(cluster, "test").record(about(made), "QuotaExceeded", "short by 50 cores", type_=WARNING)
+    EventRecorder(cluster, "test").record(about(made), "QuotaExceeded", "short by 50 cores", type_=WARNING)
     event = events(cluster, made)[0]
     assert (event.type, event.reason, event.message, event.count) == (WARNING, "QuotaExceeded", "short by 50 cores", 1)
     assert event.involved_object.name == "p"
@@ -30,14 +30,14 @@ def test_an_event_tells_what_happened_to_whom(cluster: Cluster, namespace: str) 
 def test_repeats_are_counted_not_piled_up(cluster: Cluster, namespace: str) -> None:
     """Also when the event has been swept away meanwhile, and when another process wrote it first."""
     made = cluster.create(PODS, pod(namespace, "p"))
-    recorder = Recorder(cluster, "test")
+    recorder = EventRecorder(cluster, "test")
     for _ in range(3):
         recorder.record(about(made), "Waiting", "no room")
     assert [event.count for event in events(cluster, made)] == [3]
     cluster.delete(EVENTS, events(cluster, made)[0].metadata.name, namespace)
     recorder.record(about(made), "Waiting", "no room")
     assert [event.count for event in events(cluster, made)] == [4]
-    successor = Recorder(cluster, "test")
+    successor = EventRecorder(cluster, "test")
     for _ in range(2):
         successor.record(about(made), "Waiting", "no room")
     assert [event.count for event in events(cluster, made)] == [6], "a restart does not begin to count anew"
@@ -47,7 +47,7 @@ def test_repeats_are_counted_not_piled_up(cluster: Cluster, namespace: str) -> N
 def test_different_words_are_different_events(cluster: Cluster, namespace: str) -> None:
     """The numbers in a message matter."""
     made = cluster.create(PODS, pod(namespace, "p"))
-    recorder = Recorder(cluster, "test")
+    recorder = EventRecorder(cluster, "test")
     for short in (50, 30):
         recorder.record(about(made), "QuotaExceeded", f"short by {short} cores")
     assert len(events(cluster, made)) == 2
@@ -55,6 +55,6 @@ def test_different_words_are_different_events(cluster: Cluster, namespace: str) 
 
 def test_an_event_that_cannot_be_written_is_counted_and_harms_nobody() -> None:
     """Its namespace may be gone."""
-    recorder = Recorder(MemoryCluster(), "test")
+    recorder = EventRecorder(InMemoryCluster(), "test")
     recorder.record(ObjectReference("v1", "Pod", "gone", "p", "uid"), "Late", "x" * 5000)
     assert recorder.failures == 1

@@ -12,16 +12,16 @@ import pytest
 
 from cluster.api import ApiCluster, connect
 from cluster.errors import Expired
-from cluster.informer import Informer, Pace
+from cluster.in_memory import InMemoryCluster
+from cluster.informer import Informer, InformerTimings
 from cluster.interface import Cluster, Watch
-from cluster.memory import MemoryCluster
 from cluster.objects import CONFIG_MAPS, PODS, ConfigMap, Pod
 from tests.cluster.objects import config_map, pod
 from tests.cluster.real import RealCluster
 from tests.waiting import eventually
 from vcuda.decision import Unavailable
 
-QUICK = Pace(watch_s=60, silence_s=60, relist_s=600, retry_s=0.01, most_retry_s=0.05)
+QUICK = InformerTimings(watch_s=60, silence_s=60, relist_s=600, retry_s=0.01, most_retry_s=0.05)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_indexes_follow_the_objects(cluster: Cluster, namespace: str, started: l
     eventually(lambda: not informer.indexed("node", "node-x"), "the pod to be gone")
 
 
-class Unreliable(MemoryCluster):
+class Unreliable(InMemoryCluster):
     """A cluster that can be made to refuse lists and to call every version expired."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ def test_it_keeps_what_it_knows_and_tells_its_age_while_the_cluster_is_away(star
 
 def test_a_handler_that_raises_harms_nobody_else(started: list[Informer[Any]]) -> None:
     """It is counted; the cache and the other handlers go on."""
-    cluster = MemoryCluster()
+    cluster = InMemoryCluster()
     told = Told()
 
     def broken(*_: object) -> None:
@@ -191,7 +191,7 @@ def test_a_watch_that_ends_at_once_is_not_begun_again_and_again(started: list[In
     """As behind a proxy that closes every connection."""
     watches = 0
 
-    class Closing(MemoryCluster):
+    class Closing(InMemoryCluster):
         def watch(self, *arguments: Any, **options: Any) -> Any:
             nonlocal watches
             watches += 1
@@ -227,7 +227,7 @@ def test_a_relist_replaces_the_cache_at_once(started: list[Informer[Any]]) -> No
 
 def test_an_object_that_an_index_cannot_file_is_kept_all_the_same(started: list[Informer[Any]]) -> None:
     """One odd object must not keep the others out."""
-    cluster = MemoryCluster()
+    cluster = InMemoryCluster()
     for name in ("good", "odd"):
         cluster.create(CONFIG_MAPS, config_map("default", name, **({"key": "x"} if name == "good" else {})))
     informer = Informer(cluster, CONFIG_MAPS, indexes={"key": lambda each: each.data["key"]}, pace=QUICK)
@@ -240,7 +240,7 @@ def test_an_object_that_an_index_cannot_file_is_kept_all_the_same(started: list[
 
 def test_a_quiet_cluster_is_not_taken_for_dead(started: list[Informer[Any]]) -> None:
     """Its watch ends by itself before its silence would mean anything."""
-    assert Pace().watch_s < Pace().silence_s
+    assert InformerTimings().watch_s < InformerTimings().silence_s
     cluster = Unreliable()
     informer = Informer(cluster, CONFIG_MAPS, pace=msgspec.structs.replace(QUICK, watch_s=0.3))
     started.append(informer.start())

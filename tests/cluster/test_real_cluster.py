@@ -11,10 +11,10 @@ import pytest
 
 from tests.cluster import traces
 from tests.cluster.images import BUSYBOX
-from tests.cluster.keeper import ROOT, parent_of
 from tests.cluster.layout import Layout, placed
 from tests.cluster.pods import run_to_end
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
+from tests.cluster.supervisor import ROOT, parent_of
 from tests.conftest import do_without
 from tests.waiting import eventually
 

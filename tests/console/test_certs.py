@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from certs.pairs import read_pair
-from certs.vault import Vault
+from certs.certificate_secrets import CertificateSecrets
+from certs.key_pairs import read_pair
 from console.main import main
-from tests.controller.test_certificates import SYSTEM, World
+from tests.controller.test_certificate_controller import SYSTEM, World
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_what_is_in_use_is_shown(world: World) -> None:
     done = run()
     assert done.exit_code == 1
     assert "has no CA that can sign" in done.output
-    world.keeper.look()
+    world.certificate_controller.look()
     world.replica(1)
     world.settle()
     done = run("-o", "json")
@@ -46,7 +46,7 @@ def test_what_is_in_use_is_shown(world: World) -> None:
 def test_a_rotation_can_be_asked_for(world: World) -> None:
     """And is then done by the controller."""
     assert run("rotate").exit_code == 2
-    world.keeper.look()
+    world.certificate_controller.look()
     world.replica(1)
     world.settle()
     before = world.kept()
@@ -58,7 +58,7 @@ def test_a_rotation_can_be_asked_for(world: World) -> None:
     world.settle()
     assert world.kept().current == between.current
     assert world.kept().leaf != between.leaf
-    assert Vault(world.cluster, SYSTEM).read(world.now).wish == ""
+    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).wish == ""
 
 
 def test_files_can_be_made(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from tests.waiting import eventually
 from tests.webhook.pods import NAMES, gpu, pod
 from tests.webhook.running import Authority, RunningWebhook, controlled, register, unregister
 from vcuda.decision import Unavailable
-from vcuda.document import parse_documents
-from vcuda.ledger import Ledger, decode
+from vcuda.ledger import Ledger, decode_ledger
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX, QUOTA_STATUS, STATUS_KEY
+from vcuda.strict_yaml import parse_documents
 
 SYSTEM = Configuration().system_namespace
 
@@ -91,7 +91,7 @@ class Held:
     def ledger(self, namespace: str) -> Ledger:
         """Read a ledger."""
         found = self.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM)
-        return decode(found.data[LEDGER_KEY])
+        return decode_ledger(found.data[LEDGER_KEY])
 
 
 @pytest.fixture(scope="module")

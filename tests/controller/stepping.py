@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from cluster.in_memory import InMemoryCluster
 from cluster.interface import EVERYTHING, Listing, Selector, Watch
-from cluster.memory import MemoryCluster
 from cluster.objects import Kind, Object
 
 T = TypeVar("T", bound=Object)
@@ -70,7 +70,7 @@ class Actor:
 class Stepping:
     """A cluster whose every call is two steps of the actor that makes it: before it takes effect, and after."""
 
-    def __init__(self, cluster: MemoryCluster) -> None:
+    def __init__(self, cluster: InMemoryCluster) -> None:
         self._cluster = cluster
         self._actors = threading.local()
 

@@ -24,7 +24,7 @@ from tests.webhook.pods import NAMES, gpu, pod
 from tests.webhook.running import Authority, RunningWebhook, controlled, register
 from tests.webhook.service import Service
 from vcuda.decision import Unavailable
-from vcuda.ledger import decode, packed
+from vcuda.ledger import decode_ledger, pack_uid
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX
 
 pytestmark = pytest.mark.kubernetes
@@ -188,11 +188,11 @@ def settled(real: RealCluster, namespace: str) -> bool:
     """Tell whether a ledger says exactly what exists."""
     cluster = connect(str(real.kubeconfig))
     try:
-        ledger = decode(cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM).data[LEDGER_KEY])
+        ledger = decode_ledger(cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM).data[LEDGER_KEY])
         pods = cluster.list(PODS, namespace).items
     except (ApiError, Unavailable):
         return False
-    return set(ledger.pods()) == {packed(each.metadata.uid) for each in pods} and not list(ledger.reservations())
+    return set(ledger.pods()) == {pack_uid(each.metadata.uid) for each in pods} and not list(ledger.reservations())
 
 
 def survive(real: RealCluster, folder: Path, seed: int, count: int, long_pause_s: float, api_pause_s: float) -> Checker:

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cluster.errors import ApiError, NotFound
-from cluster.events import Recorder
-from cluster.memory import MemoryCluster
+from cluster.events import EventRecorder
+from cluster.in_memory import InMemoryCluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap, Metadata
-from controller.keeping import Keeper
-from ledger.books import Books
-from ledger.committing import Cashier, Waiter
-from ledger.following import QuotaFollower
+from controller.quota_controller import QuotaController
+from ledger.committing import LedgerCommitter, PendingChange
+from ledger.ledger_store import LedgerStore
+from ledger.quota_cache import QuotaCache
 from tests.controller.stepping import Actor, Stepping
 from vcuda.amounts import CORES, MEMORY, Amounts
 from vcuda.amounts import PODS as COUNT
 from vcuda.decision import Unavailable
-from vcuda.language import language
-from vcuda.ledger import Claim, Ledger, State, Verdict, decode, packed, reserve
+from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, LedgerState, decode_ledger, pack_uid, reserve
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX, Names
-from vcuda.policy import Mode
-from vcuda.wishes import Wishes
+from vcuda.namespace_policy import Mode
+from vcuda.pod_options import PodOptions
+from vcuda.scheme import build_scheme
 
 TEAM, SYSTEM = "team", "quotient-system"
 NAMES = Names()
@@ -63,7 +63,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000_000.0
-        self.memory = MemoryCluster()
+        self.memory = InMemoryCluster()
         self.cluster = Stepping(self.memory)
         for name in (TEAM, SYSTEM):
             self.memory.create(NAMESPACES, {"metadata": {"name": name}})
@@ -72,7 +72,7 @@ class World(RuleBasedStateMachine):
         self.asked = 0
         self.was_lost = False
         self.quota = "wide"
-        self.cashiers = [Cashier(Books(self.cluster, SYSTEM), lambda: self.now) for _ in range(3)]
+        self.cashiers = [LedgerCommitter(LedgerStore(self.cluster, SYSTEM), lambda: self.now) for _ in range(3)]
         self.keepers = [self.new_keeper() for _ in range(2)]
 
     @initialize()
@@ -80,19 +80,21 @@ class World(RuleBasedStateMachine):
         """Write a quota, and let the first controller make the ledger."""
         metadata = Metadata(name="q", namespace=TEAM, labels={NAMES.quota_label: "true"})
         self.memory.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data={"quota.yaml": QUOTAS[self.quota]}))
-        for keeper in self.keepers:
-            self.see(keeper)
+        for quota_controller in self.keepers:
+            self.see(quota_controller)
         self.keepers[0].look_at(TEAM)
 
-    def new_keeper(self) -> Keeper:
-        spoken = language()
-        follower = QuotaFollower(self.cluster, spoken)
-        recorder = Recorder(self.memory, "test")
-        return Keeper(self.cluster, spoken, SYSTEM, follower, recorder, clock=lambda: self.now, wall=lambda: self.now)
+    def new_keeper(self) -> QuotaController:
+        scheme = build_scheme()
+        follower = QuotaCache(self.cluster, scheme)
+        recorder = EventRecorder(self.memory, "test")
+        return QuotaController(
+            self.cluster, scheme, SYSTEM, follower, recorder, clock=lambda: self.now, wall=lambda: self.now
+        )
 
-    def see(self, keeper: Keeper) -> None:
+    def see(self, quota_controller: QuotaController) -> None:
         """Bring a controller's view of the cluster up to date, as its watches do."""
-        followed: list[Any] = [*keeper.sight.informers, *keeper.sight.quotas._informers]
+        followed: list[Any] = [*quota_controller.caches.informers, *quota_controller.caches.quotas._informers]
         for informer in followed:
             listing = self.memory.list(informer._kind, informer._namespace, informer._selector)
             informer._replace(filter(None, map(informer._converted, listing.items)))
@@ -104,7 +106,7 @@ class World(RuleBasedStateMachine):
             found = self.memory.get(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
         except NotFound:
             return None
-        return decode(found.data[LEDGER_KEY])
+        return decode_ledger(found.data[LEDGER_KEY])
 
     def start(self, name: str, work: Any) -> None:
         def play(actor: Actor) -> None:
@@ -119,23 +121,23 @@ class World(RuleBasedStateMachine):
         """Pods are to be created, at the same moment, by one replica."""
         pods = [Asked(self.asked + index, *size, self.now) for index, size in enumerate(sizes)]
         self.asked += len(pods)
-        waiters = [Waiter(self.change(each), self.now + CALL_S, self.answer(each)) for each in pods]
-        cashier = self.cashiers[replica]
-        self.start(f"webhook {replica}", lambda: cashier._commit(TEAM, waiters))
+        waiters = [PendingChange(self.change(each), self.now + CALL_S, self.answer(each)) for each in pods]
+        committer = self.cashiers[replica]
+        self.start(f"webhook {replica}", lambda: committer._commit(TEAM, waiters))
 
     def change(self, asked: Asked) -> Any:
         demand = lambda _: Amounts({CORES: asked.cores, MEMORY: 256, COUNT: 1})  # noqa: E731
-        claim = Claim(packed(asked.uid), demand, Wishes(models=asked.models), {})
+        claim = ChargeRequest(pack_uid(asked.uid), demand, PodOptions(models=asked.models), {})
 
-        def change(ledger: Ledger) -> Verdict:
+        def change(ledger: Ledger) -> ChargeResult:
             return reserve(ledger, claim, int(self.now), Mode.ENFORCE)
 
         return change
 
     def answer(self, asked: Asked) -> Any:
-        def done(outcome: Verdict | Exception) -> None:
+        def done(outcome: ChargeResult | Exception) -> None:
             # The API server does not wait for ever: what is answered too late is refused by it.
-            if isinstance(outcome, Verdict) and not outcome.reasons and self.now - asked.at <= CALL_S:
+            if isinstance(outcome, ChargeResult) and not outcome.reasons and self.now - asked.at <= CALL_S:
                 asked.answered_at = self.now
                 self.flying.append(asked)
 
@@ -175,7 +177,7 @@ class World(RuleBasedStateMachine):
         self.actors.remove(actor)
         if actor.name.startswith("webhook"):
             index = int(actor.name.split()[1])
-            self.cashiers[index] = Cashier(Books(self.cluster, SYSTEM), lambda: self.now)
+            self.cashiers[index] = LedgerCommitter(LedgerStore(self.cluster, SYSTEM), lambda: self.now)
 
     @rule(data=st.data(), lands=st.booleans())
     @precondition(lambda self: self.flying)
@@ -222,13 +224,13 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: len(self.actors) < 6)
     def keep(self, index: int) -> None:
         """A controller looks at the namespace, with whatever view it has."""
-        keeper = self.keepers[index]
-        if keeper.sight.synced:
-            self.start(f"controller {index}", lambda: self.look(keeper))
+        quota_controller = self.keepers[index]
+        if quota_controller.caches.synced:
+            self.start(f"controller {index}", lambda: self.look(quota_controller))
 
-    def look(self, keeper: Keeper) -> None:
+    def look(self, quota_controller: QuotaController) -> None:
         with suppress(ApiError, Unavailable):  # it would try again
-            keeper.look_at(TEAM)
+            quota_controller.look_at(TEAM)
 
     @rule(index=st.integers(0, 1))
     def restart(self, index: int) -> None:
@@ -275,8 +277,8 @@ class World(RuleBasedStateMachine):
         """By the ledger."""
         ledger = self.ledger()
         if ledger is not None:
-            standing = ledger.standing
-            assert all(standing.taken[key] <= hard for key, hard in standing.hard.items())
+            usage = ledger.usage
+            assert all(usage.taken[key] <= hard for key, hard in usage.hard.items())
 
     def teardown(self) -> None:
         """When everything has calmed down, the ledger says what runs, and nothing else."""
@@ -288,10 +290,10 @@ class World(RuleBasedStateMachine):
             self.keepers[0].look_at(TEAM)
         ledger = self.ledger()
         assert ledger is not None
-        assert ledger.state is State.OPEN
+        assert ledger.state is LedgerState.OPEN
         assert list(ledger.reservations()) == []
         alive = {
-            packed(pod.metadata.uid)
+            pack_uid(pod.metadata.uid)
             for pod in self.memory.list(PODS, TEAM).items
             if pod.status.phase not in ("Succeeded", "Failed")
         }

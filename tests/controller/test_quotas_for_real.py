@@ -15,13 +15,13 @@ import pytest
 
 from cluster.errors import NotFound
 from cluster.objects import CONFIG_MAPS, EVENTS, NAMESPACES, NODES, PODS
-from tests.cluster.keeper import ROOT
 from tests.cluster.objects import new_namespace
+from tests.cluster.supervisor import ROOT
 from tests.controller.conftest import SYSTEM, Held
 from tests.running import flags
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES, gpu, pod, workload
-from vcuda.ledger import State
+from vcuda.ledger import LedgerState
 from vcuda.names import KNOWN_LEDGERS, LEDGER_PREFIX
 
 pytestmark = pytest.mark.kubernetes
@@ -322,7 +322,7 @@ class Reluctant:
             time.sleep(0.5)
         assert time.monotonic() - began > 44
         assert answer.startswith("p-")
-        assert self.held.ledger(namespace).state is State.OPEN
+        assert self.held.ledger(namespace).state is LedgerState.OPEN
         assert "short by" in self.held.create(namespace, 10, "A100")
         return namespace
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from deploy.render import MANIFESTS, REGISTRATION, manifests, registration_template, rendered
-from settings.configuration import Configuration, Webhook
+from settings.configuration import Configuration, WebhookSettings
 from settings.loading import load
-from vcuda.vocabulary import Dialects
+from vcuda.vocabulary import VocabularyOptions
 from webhook.registration import registration
-from webhook.service import rules_of
+from webhook.service import admission_config_of
 
 pytestmark = pytest.mark.kubernetes
 IMAGE = 'image="registry.example/quotient:1"'
@@ -41,8 +41,10 @@ def test_what_is_generated_is_up_to_date() -> None:
     [
         Configuration(),
         Configuration(domain="gpu.example.org", system_namespace="gpus"),
-        Configuration(vocabularies=Dialects(nvidia_gpu=True)),
-        Configuration(vocabularies=Dialects(hami=True), webhook=Webhook(binders=("a", "system:node:b"))),
+        Configuration(vocabularies=VocabularyOptions(nvidia_gpu=True)),
+        Configuration(
+            vocabularies=VocabularyOptions(hami=True), webhook=WebhookSettings(binders=("a", "system:node:b"))
+        ),
     ],
     ids=["as it comes", "names", "whole cards", "HAMi and binders"],
 )
@@ -55,7 +57,7 @@ def test_the_registration_is_the_codes(configuration: Configuration) -> None:
     }
     found = objects(f"config={json.dumps(config)}", namespace=configuration.system_namespace)
     service = f"{configuration.system_namespace}/quotient-webhook"
-    for wanted in registration(rules_of(configuration), service):
+    for wanted in registration(admission_config_of(configuration), service):
         made = one(found, wanted["kind"], wanted["metadata"]["name"])
         for hook in made.get("webhooks", ()):
             assert hook.pop("failurePolicy") == "Ignore", "until there is an answer"

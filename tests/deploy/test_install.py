@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from certs.vault import CA_SECRET, LEAF_SECRET
+from certs.certificate_secrets import CA_SECRET, LEAF_SECRET
 from cluster.api import connect
 from cluster.errors import ApiError
 from cluster.objects import CONFIG_MAPS, PODS, SECRETS
 from deploy.render import CHART, MANIFESTS
 from tests.background import Background
 from tests.cluster.images import BUSYBOX
-from tests.cluster.keeper import ROOT
 from tests.cluster.objects import new_namespace
 from tests.cluster.quotient import SYSTEM, VALUES, give_image, install_chart, is_armed, run_helm
 from tests.cluster.real import RealCluster
+from tests.cluster.supervisor import ROOT
 from tests.deploy.node import check_node, prepare_node
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES

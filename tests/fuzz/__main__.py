@@ -14,10 +14,10 @@ import atheris
 with atheris.instrument_imports(include=["vcuda", "webhook"]):
     from tests.webhook.pods import CORE, container, gpu, pod
     from tests.webhook.reviews import caller, review
-    from vcuda.policy import Policy
+    from vcuda.namespace_policy import NamespacePolicy
     from vcuda.quantity import QuantityError, canonical, parse
 
-API = caller("short", policy=Policy(pools=("p",)))
+API = caller("short", policy=NamespacePolicy(pools=("p",)))
 FINE = (200, 400)
 KEYS = [
     CORE,

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from cluster.errors import Conflict
-from cluster.memory import MemoryCluster
+from cluster.in_memory import InMemoryCluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES
-from ledger.books import Books
-from ledger.committing import Cashier
+from ledger.committing import LedgerCommitter
+from ledger.ledger_store import LedgerStore
 from tests.waiting import eventually
 from vcuda.amounts import CORES, PODS, Amounts
 from vcuda.decision import Code, Unavailable
-from vcuda.ledger import Claim, Ledger, State, Verdict, packed, reserve
+from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, LedgerState, pack_uid, reserve
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX
-from vcuda.policy import Mode
+from vcuda.namespace_policy import Mode
+from vcuda.pod_options import PodOptions
 from vcuda.quota import parse_quota
-from vcuda.wishes import Wishes
 
 SYSTEM, TEAM = "quotient-system", "team"
 
 
-class Counting(MemoryCluster):
+class Counting(InMemoryCluster):
     """Counts calls, can be slow, and can lose every race."""
 
     def __init__(self) -> None:
@@ -55,144 +55,144 @@ def cluster() -> Counting:
     made = Counting()
     for name in (SYSTEM, TEAM):
         made.create(NAMESPACES, {"metadata": {"name": name}})
-    ledger = Ledger("uid", State.OPEN)
+    ledger = Ledger("uid", LedgerState.OPEN)
     ledger.set_quotas([parse_quota("types: {A100: {cores: 100}}", "team/q")], 1)
-    Books(made, SYSTEM).create(TEAM, ledger)
+    LedgerStore(made, SYSTEM).create(TEAM, ledger)
     return made
 
 
 @pytest.fixture
-def cashier(cluster: Counting) -> Iterator[Cashier]:
-    made = Cashier(Books(cluster, SYSTEM)).start()
+def committer(cluster: Counting) -> Iterator[LedgerCommitter]:
+    made = LedgerCommitter(LedgerStore(cluster, SYSTEM)).start()
     yield made
     cluster.held.set()
     made.stop()
 
 
 def asking(cores: int, *, dry_run: bool = False) -> Any:
-    key = packed(str(uuid.uuid4()))
-    claim = Claim(key, lambda _: Amounts({CORES: cores, PODS: 1}), Wishes(models=("A100",)), {}, dry_run)
+    key = pack_uid(str(uuid.uuid4()))
+    claim = ChargeRequest(key, lambda _: Amounts({CORES: cores, PODS: 1}), PodOptions(models=("A100",)), {}, dry_run)
     return lambda ledger: reserve(ledger, claim, 1, Mode.ENFORCE)
 
 
-def test_what_comes_while_a_write_is_under_way_is_one_more_write(cluster: Counting, cashier: Cashier) -> None:
+def test_what_comes_while_a_write_is_under_way_is_one_more_write(cluster: Counting, committer: LedgerCommitter) -> None:
     """However many; and a refusal among them hurts nobody else."""
     cluster.held.clear()
-    answers: list[Verdict | Exception] = []
-    cashier.submit(TEAM, asking(10), 10, answers.append)
+    answers: list[ChargeResult | Exception] = []
+    committer.submit(TEAM, asking(10), 10, answers.append)
     eventually(lambda: cluster.reads == 1, "the first batch")
     for _ in range(20):
-        cashier.submit(TEAM, asking(5), 10, answers.append)
+        committer.submit(TEAM, asking(5), 10, answers.append)
     cluster.held.set()
     eventually(lambda: len(answers) == 21, "all answers")
     assert cluster.writes == 2
-    assert sum(isinstance(each, Verdict) and not each.reasons for each in answers) == 19
-    assert Books(cluster, SYSTEM).read(TEAM).ledger.standing.taken["team/q", "A100", CORES] == 100  # type: ignore[union-attr]
-    assert cashier.counts.batches == {1: 1, 20: 1}
+    assert sum(isinstance(each, ChargeResult) and not each.reasons for each in answers) == 19
+    assert LedgerStore(cluster, SYSTEM).read(TEAM).ledger.usage.taken["team/q", "A100", CORES] == 100  # type: ignore[union-attr]
+    assert committer.counts.batches == {1: 1, 20: 1}
 
 
-def test_a_remembered_ledger_saves_the_read_and_never_refuses(cluster: Counting, cashier: Cashier) -> None:
+def test_a_remembered_ledger_saves_the_read_and_never_refuses(cluster: Counting, committer: LedgerCommitter) -> None:
     """What it knows may be old: before it refuses, it reads."""
-    assert not cashier.apply(TEAM, asking(60), 5).reasons
+    assert not committer.apply(TEAM, asking(60), 5).reasons
     reads = cluster.reads
-    assert not cashier.apply(TEAM, asking(10), 5).reasons
+    assert not committer.apply(TEAM, asking(10), 5).reasons
     assert cluster.reads == reads
-    books = Books(cluster, SYSTEM)
-    page = books.read(TEAM)
+    ledger_store = LedgerStore(cluster, SYSTEM)
+    page = ledger_store.read(TEAM)
     assert page is not None
     freed = page.ledger.copy()
     for key in list(freed.pods()):
         freed.remove(key)
-    books.write(page, freed)
-    assert not cashier.apply(TEAM, asking(100), 5).reasons, "somebody else freed it"
-    assert cashier.apply(TEAM, asking(1), 5).reasons
-    assert not cashier.apply(TEAM, asking(0, dry_run=True), 5).reasons
+    ledger_store.write(page, freed)
+    assert not committer.apply(TEAM, asking(100), 5).reasons, "somebody else freed it"
+    assert committer.apply(TEAM, asking(1), 5).reasons
+    assert not committer.apply(TEAM, asking(0, dry_run=True), 5).reasons
 
 
-def test_lost_races_are_run_again(cluster: Counting, cashier: Cashier) -> None:
+def test_lost_races_are_run_again(cluster: Counting, committer: LedgerCommitter) -> None:
     """Within the time there is; then it is said that it cannot be done now."""
     cluster.lose = 5
-    assert not cashier.apply(TEAM, asking(10), 5).reasons
-    assert cashier.counts.conflicts == 5
+    assert not committer.apply(TEAM, asking(10), 5).reasons
+    assert committer.counts.conflicts == 5
     cluster.lose = 10**6
     with pytest.raises(Unavailable):
-        cashier.apply(TEAM, asking(10), 0.5)
+        committer.apply(TEAM, asking(10), 0.5)
     cluster.lose = 0
-    assert not cashier.apply(TEAM, asking(10), 5).reasons
+    assert not committer.apply(TEAM, asking(10), 5).reasons
 
 
-def test_without_the_cluster_nothing_is_decided(cluster: Counting, cashier: Cashier) -> None:
+def test_without_the_cluster_nothing_is_decided(cluster: Counting, committer: LedgerCommitter) -> None:
     """Neither granted nor refused."""
     cluster.away = True
     with pytest.raises(Unavailable, match="cannot be changed now"):
-        cashier.apply(TEAM, asking(10), 2)
+        committer.apply(TEAM, asking(10), 2)
 
 
-def test_a_ledger_that_is_not_there_is_asked_for_and_waited_for(cluster: Counting, cashier: Cashier) -> None:
+def test_a_ledger_that_is_not_there_is_asked_for_and_waited_for(cluster: Counting, committer: LedgerCommitter) -> None:
     """The controller makes it; if it does not, that is said."""
-    verdict = cashier.apply("default", asking(10), 0.4)
+    verdict = committer.apply("default", asking(10), 0.4)
     assert [reason.code for reason in verdict.reasons] == [Code.LEDGER_NOT_OPEN]
-    books = Books(cluster, SYSTEM)
-    page = books.read("default")
+    ledger_store = LedgerStore(cluster, SYSTEM)
+    page = ledger_store.read("default")
     assert page is not None
-    assert page.ledger.state is State.WANTED
-    answers: list[Verdict | Exception] = []
-    cashier.submit("default", asking(10), 10, answers.append)
-    books.write(page, Ledger("uid", State.OPEN))
+    assert page.ledger.state is LedgerState.WANTED
+    answers: list[ChargeResult | Exception] = []
+    committer.submit("default", asking(10), 10, answers.append)
+    ledger_store.write(page, Ledger("uid", LedgerState.OPEN))
     eventually(lambda: bool(answers), "the answer")
-    assert isinstance(answers[0], Verdict)
+    assert isinstance(answers[0], ChargeResult)
     assert not answers[0].reasons
 
 
-def test_a_ledger_deleted_under_a_batch_is_lost_for_it(cluster: Counting, cashier: Cashier) -> None:
+def test_a_ledger_deleted_under_a_batch_is_lost_for_it(cluster: Counting, committer: LedgerCommitter) -> None:
     """What is remembered of it grants nothing."""
-    assert not cashier.apply(TEAM, asking(10), 5).reasons
+    assert not committer.apply(TEAM, asking(10), 5).reasons
     cluster.delete(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
-    assert cashier.apply(TEAM, asking(10), 0.5).reasons[0].code is Code.LEDGER_NOT_OPEN
+    assert committer.apply(TEAM, asking(10), 0.5).reasons[0].code is Code.LEDGER_NOT_OPEN
 
 
-def test_a_ledger_that_cannot_be_read_grants_nothing(cluster: Counting, cashier: Cashier) -> None:
+def test_a_ledger_that_cannot_be_read_grants_nothing(cluster: Counting, committer: LedgerCommitter) -> None:
     """Somebody wrote into it."""
     cluster.patch(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM, {"data": {LEDGER_KEY: "{}"}})
     with pytest.raises(Unavailable, match="cannot be read"):
-        cashier.apply(TEAM, asking(10), 2)
+        committer.apply(TEAM, asking(10), 2)
 
 
-def test_one_that_fails_costs_the_others_nothing(cluster: Counting, cashier: Cashier) -> None:
+def test_one_that_fails_costs_the_others_nothing(cluster: Counting, committer: LedgerCommitter) -> None:
     """Its fault is its own."""
     cluster.held.clear()
-    answers: list[Verdict | Exception] = []
-    cashier.submit(TEAM, asking(1), 10, answers.append)
+    answers: list[ChargeResult | Exception] = []
+    committer.submit(TEAM, asking(1), 10, answers.append)
     eventually(lambda: cluster.reads == 1, "the first batch")
 
-    def broken(_: Ledger) -> Verdict:
+    def broken(_: Ledger) -> ChargeResult:
         raise ZeroDivisionError
 
-    cashier.submit(TEAM, broken, 10, answers.append)
-    cashier.submit(TEAM, asking(1), 10, answers.append)
+    committer.submit(TEAM, broken, 10, answers.append)
+    committer.submit(TEAM, asking(1), 10, answers.append)
     cluster.held.set()
     eventually(lambda: len(answers) == 3, "all answers")
-    assert [type(each) for each in answers] == [Verdict, ZeroDivisionError, Verdict]
+    assert [type(each) for each in answers] == [ChargeResult, ZeroDivisionError, ChargeResult]
 
 
-def test_who_waits_at_the_end_is_told(cluster: Counting, cashier: Cashier) -> None:
+def test_who_waits_at_the_end_is_told(cluster: Counting, committer: LedgerCommitter) -> None:
     """And who comes later, too."""
-    answers: list[Verdict | Exception] = []
-    cashier.submit("default", asking(1), 60, answers.append)
+    answers: list[ChargeResult | Exception] = []
+    committer.submit("default", asking(1), 60, answers.append)
     eventually(lambda: cluster.reads > 0, "the look for the ledger")
-    cashier.stop()
+    committer.stop()
     eventually(lambda: bool(answers), "the answer")
     assert isinstance(answers[0], Unavailable)
     with pytest.raises(Unavailable):
-        cashier.submit(TEAM, asking(1), 1, answers.append)
+        committer.submit(TEAM, asking(1), 1, answers.append)
 
 
-def test_who_only_looks_changes_nothing(cluster: Counting, cashier: Cashier) -> None:
+def test_who_only_looks_changes_nothing(cluster: Counting, committer: LedgerCommitter) -> None:
     """Whatever the change does; and makes no ledger where there is none."""
-    assert not cashier.apply(TEAM, asking(10), 5, only_looks=True).reasons
-    assert cashier.apply(TEAM, asking(101), 5, only_looks=True).reasons
-    assert not cashier.apply("default", asking(10), 5, only_looks=True).reasons
+    assert not committer.apply(TEAM, asking(10), 5, only_looks=True).reasons
+    assert committer.apply(TEAM, asking(101), 5, only_looks=True).reasons
+    assert not committer.apply("default", asking(10), 5, only_looks=True).reasons
     assert cluster.writes == 0
-    books = Books(cluster, SYSTEM)
-    assert books.read("default") is None
-    assert len(books.read(TEAM).ledger) == 0  # type: ignore[union-attr]
+    ledger_store = LedgerStore(cluster, SYSTEM)
+    assert ledger_store.read("default") is None
+    assert len(ledger_store.read(TEAM).ledger) == 0  # type: ignore[union-attr]

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from cluster.account import ACCOUNT
 from cluster.api import ApiCluster, connect
+from cluster.connection import ACCOUNT
 from cluster.errors import NotFound
 from cluster.objects import NODES, PODS, Pod
-from nodeplugin.injecting import ContainerFile
+from nodeplugin.injection import ContainerFile
 from tests.cluster import layout
 from tests.cluster.images import BUSYBOX
 from tests.cluster.layout import NODE_NAME, NODE_PLUGIN
@@ -23,7 +23,7 @@ from tests.node.driver import FakeDriver
 from tests.waiting import eventually
 from vcuda.inventory import Gpu, decode_inventory
 from vcuda.names import Names
-from vcuda.placement import Slice, decode_placement, encode_placement
+from vcuda.placement_annotation import GpuSlice, decode_placement, encode_placement
 
 NAMES = Names()
 SCHEDULER = "placed-by-the-test"
@@ -70,9 +70,9 @@ def container(name: str, cores: int, units: int, script: str = WAIT_FOR_EVER, **
     }
 
 
-def placement(**containers: Sequence[tuple[str, int, int]]) -> dict[str, tuple[Slice, ...]]:
+def placement(**containers: Sequence[tuple[str, int, int]]) -> dict[str, tuple[GpuSlice, ...]]:
     """Write a placement: for each container cards, cores and MiB."""
-    return {name: tuple(Slice(*each) for each in slices) for name, slices in containers.items()}
+    return {name: tuple(GpuSlice(*each) for each in slices) for name, slices in containers.items()}
 
 
 class GpuNode:
@@ -141,13 +141,17 @@ class GpuNode:
         }
         return self.api.create(PODS, body)
 
-    def bind(self, pod: Pod, placed: Mapping[str, Sequence[Slice]] | None = None) -> None:
+    def bind(self, pod: Pod, placed: Mapping[str, Sequence[GpuSlice]] | None = None) -> None:
         """Give a pod to the node, with its placement in the same write, as the scheduler will."""
         annotations = {} if placed is None else {NAMES.placement: encode_placement(placed)}
         self.api.bind(pod.metadata.name, "default", NODE_NAME, uid=pod.metadata.uid, annotations=annotations)
 
     def run(
-        self, name: str, *containers: dict[str, Any], placed: Mapping[str, Sequence[Slice]] | None = None, **spec: Any
+        self,
+        name: str,
+        *containers: dict[str, Any],
+        placed: Mapping[str, Sequence[GpuSlice]] | None = None,
+        **spec: Any,
     ) -> Pod:
         """Make a pod, give it to the node, and wait until it runs."""
         self.bind(self.create(name, *containers, **spec), placed)
@@ -158,7 +162,7 @@ class GpuNode:
         """Look at a pod."""
         return self.api.get(PODS, name, "default")
 
-    def placed(self, name: str) -> dict[str, tuple[Slice, ...]] | None:
+    def placed(self, name: str) -> dict[str, tuple[GpuSlice, ...]] | None:
         """Read a pod's placement as it stands now."""
         return decode_placement(self.pod(name).metadata.annotations.get(NAMES.placement, ""))
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.layout import NODE_PLUGIN
 from tests.node.driver import uuid
 from tests.node.node import CONTROL, GpuNode, container, placement, wait_until
-from vcuda.placement import Slice
+from vcuda.placement_annotation import GpuSlice
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 
@@ -45,7 +45,7 @@ class Tenants:
         self.cards = {"left": 0, "right": 1, "pair": 2}
         self.reborn = 0
 
-    def placed(self, name: str) -> dict[str, tuple[Slice, ...]]:
+    def placed(self, name: str) -> dict[str, tuple[GpuSlice, ...]]:
         if name == "pair":
             return placement(c0=[(uuid(2), 100, 40960), (uuid(3), 100, 40960)])
         return placement(c0=[(uuid(self.cards[name]), 40, 8 * MIB)])

@@ -4,7 +4,7 @@ import pytest
 
 from tests.node.driver import VERSION, uuid
 from tests.node.node import CONTROL, LOOK, NAMES, GpuNode, container, placement, wait_until
-from vcuda.placement import Slice
+from vcuda.placement_annotation import GpuSlice
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
 
@@ -149,12 +149,12 @@ def test_an_impossible_placement_is_replaced_and_the_pod_told(node: GpuNode) -> 
 @pytest.mark.parametrize(
     "placed",
     [
-        pytest.param({"c0": (Slice("GPU-of-another-node", 30, MIB),)}, id="a card that is not here"),
-        pytest.param({"c0": (Slice(uuid(0), 30, MIB), Slice(uuid(1), 30, MIB))}, id="two cards for a share"),
-        pytest.param({"other": (Slice(uuid(0), 30, MIB),)}, id="another container"),
+        pytest.param({"c0": (GpuSlice("GPU-of-another-node", 30, MIB),)}, id="a card that is not here"),
+        pytest.param({"c0": (GpuSlice(uuid(0), 30, MIB), GpuSlice(uuid(1), 30, MIB))}, id="two cards for a share"),
+        pytest.param({"other": (GpuSlice(uuid(0), 30, MIB),)}, id="another container"),
     ],
 )
-def test_a_placement_that_makes_no_sense_is_replaced(node: GpuNode, placed: dict[str, tuple[Slice, ...]]) -> None:
+def test_a_placement_that_makes_no_sense_is_replaced(node: GpuNode, placed: dict[str, tuple[GpuSlice, ...]]) -> None:
     """It is as if there were none."""
     node.run("odd", container("c0", 30, 1), placed=placed)
     wait_until("the placement to be rewritten", lambda: node.placed("odd") != placed)

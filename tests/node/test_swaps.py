@@ -10,7 +10,7 @@ from msgspec import Struct
 from tests.background import Background
 from tests.node.driver import uuid
 from tests.node.node import CONTROL, GpuNode, container, placement
-from vcuda.placement import Slice
+from vcuda.placement_annotation import GpuSlice
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ class Wanted(Struct, frozen=True):
     cores: int
     parts: tuple[tuple[int, int], ...]
 
-    def placed(self) -> dict[str, tuple[Slice, ...]]:
+    def placed(self) -> dict[str, tuple[GpuSlice, ...]]:
         return placement(
             **{
                 f"c{number}": [(uuid(card), self.cores, units * UNIT_MIB)]

@@ -5,9 +5,9 @@ from typing import Any
 
 from cluster.objects import Metadata
 from nodeplugin.cards import Card
-from nodeplugin.offering import Resource
+from nodeplugin.device_ids import Resource
 from nodeplugin.pods import BoundPod
-from vcuda.placement import Slice
+from vcuda.placement_annotation import GpuSlice
 from vcuda.request import ContainerRequest, PodRequest, Role
 from vcuda.vocabulary import Share
 
@@ -57,7 +57,7 @@ def init(name: str = "i", core: int = 50, memory: int = 4) -> tuple[ContainerReq
 def bound(
     name: str,
     *containers: tuple[ContainerRequest, dict[Resource, int]],
-    placed: Mapping[str, tuple[Slice, ...]] | None = None,
+    placed: Mapping[str, tuple[GpuSlice, ...]] | None = None,
     **changes: Any,
 ) -> BoundPod:
     """A pod on this node, with one container unless others are given."""

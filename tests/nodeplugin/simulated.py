@@ -9,23 +9,23 @@ import msgspec
 
 from cluster.objects import Pod
 from nodeplugin.allocating import Allocator
-from nodeplugin.bookkeeping import Bookkeeper
-from nodeplugin.cards import Card, Fleet
-from nodeplugin.injecting import Injector
-from nodeplugin.kubelet import Holding, Kept, Kubelet, KubeletError, UnknownPod
-from nodeplugin.offering import Resource
-from nodeplugin.pods import BoundPod, Known, Pods, bound_pod
+from nodeplugin.allocation_store import AllocationStore
+from nodeplugin.cards import Card, NodeCards
+from nodeplugin.checkpoint import ContainerAllocation, InjectionMode
+from nodeplugin.device_ids import Resource
+from nodeplugin.injection import Injector
+from nodeplugin.kubelet import CheckpointedContainer, Kubelet, KubeletError, ListedContainer, UnknownPod
+from nodeplugin.pods import BoundPod, NodePods, PodsByUid, bound_pod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import podresources_v1_pb2 as resources
-from nodeplugin.records import Allocation, Way
 from nodeplugin.service import deviating
-from vcuda.language import Language, language
 from vcuda.names import Names
-from vcuda.placement import Slice, encode_placement
-from vcuda.placing import Policy
+from vcuda.placement import PlacementStrategy
+from vcuda.placement_annotation import GpuSlice, encode_placement
+from vcuda.scheme import Scheme, build_scheme
 
 NAMES = Names()
-SPOKEN = language()
+SPOKEN = build_scheme()
 A100_MIB = 40960
 
 
@@ -44,7 +44,7 @@ def pod(
     name: str,
     *containers: dict[str, Any],
     inits: Sequence[dict[str, Any]] = (),
-    placed: Mapping[str, Sequence[Slice]] | None = None,
+    placed: Mapping[str, Sequence[GpuSlice]] | None = None,
     annotations: Mapping[str, str] | None = None,
     phase: str = "Pending",
     uid: str = "",
@@ -62,8 +62,8 @@ def pod(
 class View:
     """The pods as the plugin sees them: what has reached it, and what the API server would say if it were asked."""
 
-    def __init__(self, spoken: Language = SPOKEN) -> None:
-        self._spoken = spoken
+    def __init__(self, scheme: Scheme = SPOKEN) -> None:
+        self._scheme = scheme
         self.there: dict[str, Pod] = {}
         self.seen: dict[str, Pod] = {}
         self.is_away = False
@@ -84,14 +84,14 @@ class View:
         if seen:
             self.seen.pop(uid, None)
 
-    def known(self) -> Known:
+    def known(self) -> PodsByUid:
         return self._read(self.seen)
 
-    def asked(self) -> Known | None:
+    def asked(self) -> PodsByUid | None:
         return None if self.is_away else self._read(self.there)
 
     def _read(self, pods: Mapping[str, Pod]) -> dict[str, BoundPod]:
-        read = {uid: bound_pod(each, self._spoken) for uid, each in pods.items()}
+        read = {uid: bound_pod(each, self._scheme) for uid, each in pods.items()}
         return {uid: each for uid, each in read.items() if each is not None}
 
 
@@ -118,14 +118,14 @@ class SimulatedKubelet:
 
     # What a plugin may ask.
 
-    def listed(self) -> list[Holding]:
+    def listed(self) -> list[ListedContainer]:
         if self.is_allocating:
             self.lost.append("listed during an allocation")
         if not self.has_list:
             raise KubeletError("UNAVAILABLE: away")
         return [held for each in self.active.values() for held in self._holdings(each)]
 
-    def held_by(self, namespace: str, pod: str) -> list[Holding]:
+    def held_by(self, namespace: str, pod: str) -> list[ListedContainer]:
         if not self.has_get:
             raise KubeletError("UNIMPLEMENTED: not here")
         named = (namespace, pod)
@@ -134,9 +134,9 @@ class SimulatedKubelet:
             raise UnknownPod("UNKNOWN: not found")
         return [held for each in found for held in self._holdings(each)]
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[CheckpointedContainer]:
         return [
-            Kept(uid, name, resource, ids, answer.SerializeToString())
+            CheckpointedContainer(uid, name, resource, ids, answer.SerializeToString())
             for (uid, name, resource), (ids, answer) in self.devices.items()
             if (uid, name) != self._unwritten
         ]
@@ -144,10 +144,10 @@ class SimulatedKubelet:
     def written(self, uid: str) -> set[str] | None:
         return {each.container for each in self.kept() if each.uid == uid}
 
-    def _holdings(self, each: Pod) -> list[Holding]:
+    def _holdings(self, each: Pod) -> list[ListedContainer]:
         sidecars = [one for one in each.spec.init_containers or () if one.restart_policy == "Always"]
         return [
-            Holding(
+            ListedContainer(
                 each.metadata.namespace,
                 each.metadata.name,
                 one.name,
@@ -250,22 +250,24 @@ class SimulatedKubelet:
 class Notes:
     """Notes what the runtime would be told, instead of telling it."""
 
-    way: Way = "native"
+    way: InjectionMode = "native"
 
     def __init__(self) -> None:
         self.forgotten: set[str] = set()
-        self.prepared: dict[str, tuple[str, str, tuple[Slice, ...]]] = {}
+        self.prepared: dict[str, tuple[str, str, tuple[GpuSlice, ...]]] = {}
 
     def answer(
-        self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]
+        self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
     ) -> api.ContainerAllocateResponse:
         self.prepare(pod, container, allocation, slices)
         return api.ContainerAllocateResponse(envs={"CARDS": ",".join(each.uuid for each in slices)})
 
-    def prepare(self, pod: BoundPod, container: str, allocation: Allocation, slices: Sequence[Slice]) -> None:
+    def prepare(
+        self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
+    ) -> None:
         self.prepared[allocation.token] = (pod.uid, container, tuple(slices))
 
-    def is_outdated(self, answer: api.ContainerAllocateResponse, slices: Sequence[Slice]) -> bool:
+    def is_outdated(self, answer: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
         return answer.envs.get("CARDS", "") != ",".join(each.uuid for each in slices)
 
     def forget(self, tokens: Collection[str]) -> None:
@@ -280,10 +282,12 @@ class Notes:
 class Machine:
     """A node: cards, a kubelet, and a plugin that can be killed and started again."""
 
-    def __init__(self, folder: Path, *cards: Card, seed: int = 0, policy: Policy = Policy.BINPACK) -> None:
+    def __init__(
+        self, folder: Path, *cards: Card, seed: int = 0, policy: PlacementStrategy = PlacementStrategy.BINPACK
+    ) -> None:
         self._folder, self._policy = folder, policy
-        self.fleet = Fleet()
-        self.fleet.found(cards or [card(index) for index in range(4)])
+        self.node_cards = NodeCards()
+        self.node_cards.found(cards or [card(index) for index in range(4)])
         self.view, self.notes, self.kubelet = View(), Notes(), SimulatedKubelet(seed)
         self.running: set[str] = set()
         self.now = 0.0
@@ -291,12 +295,12 @@ class Machine:
 
     def start(self) -> None:
         """Start the plugin, or another in its place."""
-        pods, kubelet = cast("Pods", self.view), cast("Kubelet", self.kubelet)
+        pods, kubelet = cast("NodePods", self.view), cast("Kubelet", self.kubelet)
         injection = cast("Injector", self.notes)
-        self.book = Bookkeeper(
+        self.book = AllocationStore(
             self._folder,
             SPOKEN,
-            self.fleet,
+            self.node_cards,
             pods=pods,
             kubelet=kubelet,
             injection=injection,
@@ -305,7 +309,7 @@ class Machine:
         self.allocator = Allocator(
             self.book,
             SPOKEN,
-            self.fleet,
+            self.node_cards,
             pods=pods,
             kubelet=kubelet,
             injection=injection,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from nodeplugin.allocating import Refused
-from nodeplugin.offering import Resource
+from nodeplugin.allocating import AllocationRefused
+from nodeplugin.checkpoint import CHECKPOINT_FILE
+from nodeplugin.device_ids import Resource
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
-from nodeplugin.records import BOOK
 from tests.nodeplugin.simulated import A100_MIB, NAMES, Machine, Refusal, asking, card, pod
-from vcuda.placement import Slice
-from vcuda.request import walk
+from vcuda.placement_annotation import GpuSlice
+from vcuda.request import iter_containers
 
 MIB = 256
 
@@ -22,9 +22,9 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def on(index: int, cores: int = 10, units: int = 1) -> tuple[Slice, ...]:
+def on(index: int, cores: int = 10, units: int = 1) -> tuple[GpuSlice, ...]:
     """Place a container on one card."""
-    return (Slice(f"GPU-{index}", cores, units * MIB),)
+    return (GpuSlice(f"GPU-{index}", cores, units * MIB),)
 
 
 def share(name: str, index: int, *, cores: int = 10, units: int = 1, **more: Any) -> Any:
@@ -102,23 +102,23 @@ def test_a_start_with_another_containers_answer_is_refused(machine: Machine) -> 
     for first, second in ((one, two), (cores[0], cores[1])):
         (ids, answer), (other_ids, other) = devices[first], devices[second]
         devices[first], devices[second] = (ids, other), (other_ids, answer)
-    with pytest.raises(Refused, match="another container's answer"):
+    with pytest.raises(AllocationRefused, match="another container's answer"):
         machine.kubelet.start("uid-one", "c0")
 
 
 def test_a_sick_card_starts_nobody_and_a_well_one_does(machine: Machine) -> None:
     """A container on a sick card is refused its start, with the reason, until the card is well."""
     machine.admit(share("one", 2))
-    machine.fleet.fault("GPU-2", "XID 79")
-    with pytest.raises(Refused, match=r"its GPU GPU-2 cannot be used: XID 79"):
+    machine.node_cards.fault("GPU-2", "XID 79")
+    with pytest.raises(AllocationRefused, match=r"its GPU GPU-2 cannot be used: XID 79"):
         machine.kubelet.start("uid-one", "c0")
-    machine.fleet.fault("GPU-2", "")
+    machine.node_cards.fault("GPU-2", "")
     machine.kubelet.start("uid-one", "c0")
 
 
 def test_a_pod_promised_a_card_is_not_robbed_by_one_that_nobody_placed(machine: Machine) -> None:
     """Pods that are bound and have not come yet keep their room."""
-    promised = pod("promised", asking("c0", 100, 1), placed={"c0": (Slice("GPU-0", 100, A100_MIB),)})
+    promised = pod("promised", asking("c0", 100, 1), placed={"c0": (GpuSlice("GPU-0", 100, A100_MIB),)})
     machine.view.put(promised)
     machine.admit(pod("free", asking("c0", 50, 1)))
     assert machine.cards("uid-free") != ["GPU-0"]
@@ -183,12 +183,12 @@ def populated(machine: Machine) -> dict[str, Any]:
 def test_a_book_cut_off_anywhere_is_rebuilt_the_same(machine: Machine, tmp_path: Path) -> None:
     """Truncated at every byte: the kubelet's record has everything that the book had."""
     before = populated(machine)
-    content = (tmp_path / BOOK).read_bytes()
+    content = (tmp_path / CHECKPOINT_FILE).read_bytes()
     for length in range(len(content)):
-        (tmp_path / BOOK).write_bytes(content[:length])
+        (tmp_path / CHECKPOINT_FILE).write_bytes(content[:length])
         machine.start()
         assert essence(machine.book.holds()) == essence(before), f"cut at {length}"
-    (tmp_path / BOOK).unlink()
+    (tmp_path / CHECKPOINT_FILE).unlink()
     machine.start()
     assert essence(machine.book.holds()) == essence(before)
 
@@ -201,11 +201,11 @@ def essence(holds: Any) -> dict[str, Any]:
 def test_a_book_that_cannot_be_written_gives_nothing_away(machine: Machine, tmp_path: Path) -> None:
     """What is not on the disk is not given: a full disk refuses pods, and loses nothing."""
     machine.admit(share("one", 0))
-    (tmp_path / f".{BOOK}.new").mkdir()
+    (tmp_path / f".{CHECKPOINT_FILE}.new").mkdir()
     with pytest.raises(Refusal, match="cannot be written"):
         machine.admit(share("two", 1))
     assert set(machine.book.holds()) == {"uid-one"}
-    (tmp_path / f".{BOOK}.new").rmdir()
+    (tmp_path / f".{CHECKPOINT_FILE}.new").rmdir()
     machine.kubelet.admit(machine.view.seen["uid-two"])
     assert machine.cards("uid-two") == ["GPU-1"]
 
@@ -316,7 +316,7 @@ def test_a_start_is_refused_that_would_fill_a_card_beyond_its_size(machine: Mach
     machine.admit(share("two", 0, cores=60))
     machine.view.put(share("one", 0, cores=60))
     machine.kubelet.devices |= lost
-    with pytest.raises(Refused, match="no GPU was given to it"):
+    with pytest.raises(AllocationRefused, match="no GPU was given to it"):
         machine.kubelet.start("uid-one", "c0")
     assert sum(hold.held["GPU-0"][0] for hold in machine.book.holds().values()) == 60
 
@@ -380,7 +380,7 @@ def test_a_plugin_that_began_between_the_calls_of_an_init_container_has_the_pod_
 def test_numbers_in_other_pods_placements_are_not_believed(machine: Machine) -> None:
     """A promise of less than nothing must not make room."""
     machine.admit(*(share(f"full-{index}", index, cores=80) for index in range(4)))
-    machine.view.put(pod("liar", asking("c0", 10, 1), placed={"c0": (Slice("GPU-0", -1000, -1000),)}))
+    machine.view.put(pod("liar", asking("c0", 10, 1), placed={"c0": (GpuSlice("GPU-0", -1000, -1000),)}))
     with pytest.raises(Refusal, match="no room"):
         machine.admit(pod("next", asking("c0", 60, 1)))
 
@@ -421,7 +421,7 @@ def test_an_answer_that_the_kubelet_lost_is_asked_for_again(tmp_path: Path, lost
         placed = {"a": on(2, 20, 4), "b": on(2, 20, 4)}
         made = pod("twins", *containers, inits=inits, placed=placed)
         machine.view.put(made)
-        machine.kubelet.die_unwritten(made, next(each for _, _, each in walk(made.spec)))
+        machine.kubelet.die_unwritten(made, next(each for _, _, each in iter_containers(made.spec)))
         machine.kubelet.admit(made)
         for name in ("a", "b"):
             machine.kubelet.start("uid-twins", name)
@@ -433,7 +433,9 @@ def test_a_container_that_holds_an_empty_answer_does_not_start(machine: Machine)
     machine.admit(share("one", 1))
     for key, (ids, _) in list(machine.kubelet.devices.items()):
         machine.kubelet.devices[key] = ids, api.ContainerAllocateResponse()
-    with pytest.raises(Refused, match=r"default/one container c0: the kubelet holds an empty answer for it; delete"):
+    with pytest.raises(
+        AllocationRefused, match=r"default/one container c0: the kubelet holds an empty answer for it; delete"
+    ):
         machine.kubelet.start("uid-one", "c0")
 
 
@@ -444,7 +446,7 @@ def test_a_container_whose_card_has_another_node_does_not_start(machine: Machine
         if answer.envs:
             answer.envs["CARDS"] = "GPU-3"
             machine.kubelet.devices[key] = ids, answer
-    with pytest.raises(Refused, match="its GPU has another device node since the last boot; delete the pod"):
+    with pytest.raises(AllocationRefused, match="its GPU has another device node since the last boot; delete the pod"):
         machine.kubelet.start("uid-one", "c0")
 
 
@@ -464,8 +466,8 @@ def test_a_sick_card_keeps_a_container_from_starting_whose_ids_were_an_init_cont
     machine.admit(
         pod("one", asking("c", 20, 4), inits=[asking("i", 20, 4)], placed={"i": on(1, 20, 4), "c": on(1, 20, 4)})
     )
-    machine.fleet.fault("GPU-1", "XID 79")
-    with pytest.raises(Refused, match=r"its GPU GPU-1 cannot be used: XID 79"):
+    machine.node_cards.fault("GPU-1", "XID 79")
+    with pytest.raises(AllocationRefused, match=r"its GPU GPU-1 cannot be used: XID 79"):
         machine.kubelet.start("uid-one", "c")
 
 
@@ -473,7 +475,7 @@ def test_a_book_whose_folder_was_deleted_is_written_all_the_same(machine: Machin
     """And what keeps it from being written is said until it is written."""
     shutil.rmtree(tmp_path)
     machine.admit(share("one", 0))
-    assert (tmp_path / BOOK).exists()
+    assert (tmp_path / CHECKPOINT_FILE).exists()
     shutil.rmtree(tmp_path)
     tmp_path.write_text("not a folder")
     with pytest.raises(Refusal, match="cannot be written"):

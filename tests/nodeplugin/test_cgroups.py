@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplugin.cgroups import Place, place_in, place_of, running_pods, uid_of
+from nodeplugin.cgroups import ProcessOwner, place_in, place_of, running_pods, uid_of
 
 UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 UNDERSCORED = UID.replace("-", "_")
@@ -12,7 +12,7 @@ BARE = UID.replace("-", "")
 OTHER_UID = "11111111-2222-3333-4444-555555555555"
 ID = "0123456789abcdef" * 4
 OUTER_ID = "fedcba9876543210" * 4
-BOTH = Place(UID, ID)
+BOTH = ProcessOwner(UID, ID)
 
 
 def v1(path: str) -> str:
@@ -93,14 +93,14 @@ def test_what_is_in_no_pod_is_in_none(text: str) -> None:
 )
 def test_a_static_pod_has_a_uid_without_dashes(path: str) -> None:
     """It is found under the name by which it is known; a stranger is written as the API server would."""
-    assert place_in(f"0::{path}", {BARE}) == Place(BARE, ID)
+    assert place_in(f"0::{path}", {BARE}) == ProcessOwner(BARE, ID)
     assert place_in(f"0::{path}") == BOTH
 
 
 def test_a_process_of_the_pod_itself_has_no_container() -> None:
     """Some are put beside the containers."""
-    assert place_in(f"0::/kubepods/pod{UID}") == Place(UID)
-    assert place_in(f"0::/kubepods/pod{UID}/short") == Place(UID)
+    assert place_in(f"0::/kubepods/pod{UID}") == ProcessOwner(UID)
+    assert place_in(f"0::/kubepods/pod{UID}/short") == ProcessOwner(UID)
 
 
 NESTED = f"0::/kubepods/pod{OTHER_UID}/{OUTER_ID}/kubepods/burstable/pod{UID}/{ID}"
@@ -109,14 +109,14 @@ NESTED = f"0::/kubepods/pod{OTHER_UID}/{OUTER_ID}/kubepods/burstable/pod{UID}/{I
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
-        ({OTHER_UID}, Place(OTHER_UID, OUTER_ID)),
+        ({OTHER_UID}, ProcessOwner(OTHER_UID, OUTER_ID)),
         ({UID}, BOTH),
-        ({OTHER_UID, UID}, Place(OTHER_UID, OUTER_ID)),
-        (set(), Place(OTHER_UID, OUTER_ID)),
+        ({OTHER_UID, UID}, ProcessOwner(OTHER_UID, OUTER_ID)),
+        (set(), ProcessOwner(OTHER_UID, OUTER_ID)),
     ],
     ids=["the outer is ours", "the inner is ours", "both are ours", "neither is known"],
 )
-def test_of_a_cluster_within_a_pod_the_pod_that_is_ours_counts(known: set[str], expected: Place) -> None:
+def test_of_a_cluster_within_a_pod_the_pod_that_is_ours_counts(known: set[str], expected: ProcessOwner) -> None:
     """Whoever runs nodes in pods has processes that are in two pods."""
     assert place_in(NESTED, known) == expected
 

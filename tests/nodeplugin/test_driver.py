@@ -10,7 +10,7 @@ import yaml
 
 from nodeplugin import fake
 from nodeplugin.cards import Card
-from nodeplugin.nvml import Driver, DriverError, Event, Running, Usage
+from nodeplugin.nvml import Driver, DriverError, GpuProcess, MeasuredUsage, XidEvent
 
 Described = Mapping[str, Any]
 
@@ -249,7 +249,7 @@ def test_a_part_is_asked_about_through_its_card(bench: Bench) -> None:
     bench.change(machine(gpu(0, mig=[part(0), part(1)])))
     bench.driver.listen([first])
     bench.change(machine(gpu(0, mig=[part(0), part(1)]), events=[{"card": 0, "xid": 79}]))
-    assert bench.driver.wait(0) == Event("GPU-0", 79)
+    assert bench.driver.wait(0) == XidEvent("GPU-0", 79)
 
 
 def test_a_part_that_was_removed_is_noticed(bench: Bench) -> None:
@@ -311,12 +311,12 @@ BUSY = gpu(
 def test_what_a_card_does_is_measured(bench: Bench) -> None:
     """Its processes come by their number, with memory and time."""
     (card,) = bench.cards(BUSY)
-    assert bench.driver.usage(card) == Usage(
+    assert bench.driver.usage(card) == MeasuredUsage(
         utilization=35,
         used_mib=512 + 2048 + 100,
         temperature_c=51,
         power_w=210.0,
-        processes=(Running(42, 100, 0), Running(4711, 2048, 30)),
+        processes=(GpuProcess(42, 100, 0), GpuProcess(4711, 2048, 30)),
     )
 
 
@@ -326,7 +326,7 @@ CALLS = ("utilization", "memory", "temperature", "power", "processes")
 def test_what_cannot_be_measured_is_unknown(bench: Bench) -> None:
     """And not zero."""
     (card,) = bench.cards(BUSY | {"failures": dict.fromkeys(CALLS, "not_supported")})
-    assert bench.driver.usage(card) == Usage()
+    assert bench.driver.usage(card) == MeasuredUsage()
 
 
 def test_processes_are_listed_where_their_time_cannot_be_measured(bench: Bench) -> None:
@@ -339,8 +339,8 @@ def test_a_card_that_is_lost_or_was_never_seen_has_no_usage(bench: Bench) -> Non
     """Asking does no harm."""
     (card,) = bench.cards(gpu(0))
     bench.change(machine(gpu(0, lost=True)))
-    assert bench.driver.usage(card) == Usage()
-    assert bench.driver.usage(Card(uuid="GPU-9", index=9, minor=9, product="")) == Usage()
+    assert bench.driver.usage(card) == MeasuredUsage()
+    assert bench.driver.usage(Card(uuid="GPU-9", index=9, minor=9, product="")) == MeasuredUsage()
 
 
 # Errors that it reports.
@@ -358,14 +358,14 @@ def test_errors_are_reported_in_their_order(bench: Bench) -> None:
     listening(bench, gpu(0), gpu(1), events=[old])
     assert bench.driver.wait(0) is None
     bench.change(machine(gpu(0), gpu(1), events=[old, {"card": 1, "xid": 79}, {"card": 0, "xid": 48}]))
-    assert [bench.driver.wait(0) for _ in range(3)] == [Event("GPU-1", 79), Event("GPU-0", 48), None]
+    assert [bench.driver.wait(0) for _ in range(3)] == [XidEvent("GPU-1", 79), XidEvent("GPU-0", 48), None]
 
 
 def test_an_error_of_a_card_that_is_lost_is_still_its_own(bench: Bench) -> None:
     """It cannot say its name any more, but it was known before."""
     listening(bench, gpu(0), gpu(1))
     bench.change(machine(gpu(0), gpu(1, lost=True), events=[{"card": 1, "xid": 79}]))
-    assert bench.driver.wait(0) == Event("GPU-1", 79)
+    assert bench.driver.wait(0) == XidEvent("GPU-1", 79)
 
 
 def test_only_cards_that_are_listened_to_are_heard(bench: Bench) -> None:
@@ -373,7 +373,7 @@ def test_only_cards_that_are_listened_to_are_heard(bench: Bench) -> None:
     mute = gpu(1, failures={"events": "not_supported"})
     listening(bench, gpu(0), mute)
     bench.change(machine(gpu(0), mute, events=[{"card": 1, "xid": 79}, {"card": 0, "xid": 62}]))
-    assert bench.driver.wait(0) == Event("GPU-0", 62)
+    assert bench.driver.wait(0) == XidEvent("GPU-0", 62)
 
 
 def test_listening_again_begins_anew(bench: Bench) -> None:
@@ -551,7 +551,7 @@ def test_the_example_shows_what_a_description_may_say(bench: Bench) -> None:
     described = yaml.safe_load(text)
     assert [each.uuid for each in cards] == [described["cards"][0]["uuid"], "MIG-1"]
     assert bench.driver.version() == described["driver"]
-    assert bench.driver.usage(cards[0]).processes == (Running(4711, 2048, 30),)
+    assert bench.driver.usage(cards[0]).processes == (GpuProcess(4711, 2048, 30),)
 
 
 def test_a_description_elsewhere_can_be_named(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

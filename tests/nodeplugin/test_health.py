@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeplugin.cards import MISSING, Card, Fleet
-from nodeplugin.health import Watch
-from nodeplugin.nvml import Driver, DriverError, Event
-from settings.configuration import Health
+from nodeplugin.cards import MISSING, Card, NodeCards
+from nodeplugin.health import HealthWatcher
+from nodeplugin.nvml import Driver, DriverError, XidEvent
+from settings.configuration import HealthSettings
 from tests.nodeplugin.builders import card, mig_part
 from tests.waiting import eventually
 
@@ -22,7 +22,7 @@ class Told(Driver):
     def __init__(self) -> None:
         super().__init__()
         self.faults: dict[str, str] = {}
-        self.reports: list[Event | DriverError | ValueError] = []
+        self.reports: list[XidEvent | DriverError | ValueError] = []
         self.heeded: tuple[Card, ...] = ()
 
     def fault_of(self, card: Card) -> str:
@@ -32,11 +32,11 @@ class Told(Driver):
         assert isinstance(cards, tuple)
         self.heeded = cards
 
-    def wait(self, timeout_s: float) -> Event | None:  # noqa: ARG002 - it never waits
+    def wait(self, timeout_s: float) -> XidEvent | None:  # noqa: ARG002 - it never waits
         if not self.reports:
             return None
         report = self.reports.pop(0)
-        if isinstance(report, Event):
+        if isinstance(report, XidEvent):
             return report
         raise report
 
@@ -47,17 +47,17 @@ class Ward:
     def __init__(self, *cards: Card, known: tuple[Card, ...] = ()) -> None:
         self.now, self.news = 1000.0, 0
         self.driver = Told()
-        self.fleet = Fleet(known)
-        self.fleet.found(cards)
-        settings = Health(poll_s=0.01, recover_after_s=RECOVER_S, ignored_xids=(IGNORED, 13))
-        self.watch = Watch(self.driver, self.fleet, settings, self._told, clock=lambda: self.now)
+        self.node_cards = NodeCards(known)
+        self.node_cards.found(cards)
+        settings = HealthSettings(poll_s=0.01, recover_after_s=RECOVER_S, ignored_xids=(IGNORED, 13))
+        self.watch = HealthWatcher(self.driver, self.node_cards, settings, self._told, clock=lambda: self.now)
 
     def _told(self) -> None:
         self.news += 1
 
     def faults(self) -> list[str]:
         """What is wrong with each card, in their order."""
-        return [self.fleet.condition(each.uuid).fault for each in self.fleet.cards()]
+        return [self.node_cards.condition(each.uuid).fault for each in self.node_cards.cards()]
 
     def pass_by(self, seconds: float) -> None:
         """Let time go by, and look again."""
@@ -211,7 +211,7 @@ def test_a_card_that_is_missing_at_the_start_stays_sick() -> None:
     ward.watch.look()
     assert ward.faults() == ["", "the driver says: Not Found"]
     ward.driver.faults.clear()
-    ward.fleet.found([card(0), card(1)])
+    ward.node_cards.found([card(0), card(1)])
     ward.watch.look()
     assert ward.faults() == ["", ""]
 
@@ -231,9 +231,9 @@ def test_a_missing_card_stays_sick_when_another_reports_an_error() -> None:
 def test_a_card_that_is_not_listed_any_more_stays_sick_though_its_hardware_answers(before: Card, after: Card) -> None:
     """Or the same memory would be offered twice: as what it was, and as what it is now."""
     ward = Ward(before)
-    ward.fleet.found([after])
+    ward.node_cards.found([after])
     ward.watch.look()
-    assert ward.fleet.condition(before.uuid).fault == MISSING
+    assert ward.node_cards.condition(before.uuid).fault == MISSING
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def started(ward: Ward) -> Iterator[Ward]:
 
 def test_a_watch_hears_and_looks_by_itself(started: Ward) -> None:
     """It listens to all cards, and goes on after whatever the driver fails with."""
-    started.driver.reports += [DriverError("gone"), ValueError("a fault of ours"), Event("GPU-1", COUNTING)]
+    started.driver.reports += [DriverError("gone"), ValueError("a fault of ours"), XidEvent("GPU-1", COUNTING)]
     started.driver.faults["GPU-0"] = LOST
     eventually(lambda: started.faults() == [LOST, "XID 79"], "both cards to be sick")
     assert [each.uuid for each in started.driver.heeded] == ["GPU-0", "GPU-1"]

@@ -11,35 +11,37 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.access import Doorkeeper
-from cluster.memory import MemoryCluster
-from nodeplugin.cards import Card, Fleet
+from cluster.authorization import CachedAuthorizer
+from cluster.in_memory import InMemoryCluster
+from nodeplugin.cards import Card, NodeCards
+from nodeplugin.checkpoint import PodAllocation
 from nodeplugin.metrics import Metrics
-from nodeplugin.monitor import Monitor, is_loopback, page, usage
-from nodeplugin.nvml import Running, Usage
-from nodeplugin.records import Hold
+from nodeplugin.monitor import MonitorServer, is_loopback, page, usage
+from nodeplugin.nvml import GpuProcess, MeasuredUsage
 from nodeplugin.sampling import Sample, put_together
-from settings.configuration import Monitor as Settings
+from settings.configuration import MonitorSettings as Settings
 from tests.nodeplugin.builders import app, bound, card, init
-from vcuda.memory import MIB
-from vcuda.placement import Slice
+from vcuda.memory_units import MIB
+from vcuda.placement_annotation import GpuSlice
 
 UID = "11111111-2222-3333-4444-555555555555"
 RUNS, PREPARED = "a" * 64, "b" * 64
 POD = bound("train", init("i", 50, 4), app("a", 50, 4), container_ids={RUNS: "a", PREPARED: "i"})
-SHARE = (Slice("GPU-0", 50, 1024),)
-HOLD = Hold(uid=UID, namespace="team", name="train", placed={"i": SHARE, "a": SHARE}, held={"GPU-0": (50, 1024)})
+SHARE = (GpuSlice("GPU-0", 50, 1024),)
+HOLD = PodAllocation(
+    uid=UID, namespace="team", name="train", placed={"i": SHARE, "a": SHARE}, held={"GPU-0": (50, 1024)}
+)
 
 
-def sample(proc: Path, *processes: Running, **more: Any) -> Sample:
+def sample(proc: Path, *processes: GpuProcess, **more: Any) -> Sample:
     """Measure a card on which these processes run."""
-    fleet = Fleet()
-    fleet.found([card(0), card(1)])
-    usages: list[tuple[Card, Usage]] = [
-        (card(0), Usage(utilization=70, used_mib=5000, processes=processes)),
-        (card(1), Usage()),
+    node_cards = NodeCards()
+    node_cards.found([card(0), card(1)])
+    usages: list[tuple[Card, MeasuredUsage]] = [
+        (card(0), MeasuredUsage(utilization=70, used_mib=5000, processes=processes)),
+        (card(1), MeasuredUsage()),
     ]
-    return put_together(usages, fleet, {UID: POD}, more.get("holds", {UID: HOLD}), proc)
+    return put_together(usages, node_cards, {UID: POD}, more.get("holds", {UID: HOLD}), proc)
 
 
 def running(proc: Path, pid: int, container: str = RUNS, uid: str = UID) -> None:
@@ -63,7 +65,7 @@ def test_processes_are_counted_for_their_container(tmp_path: Path) -> None:
     """Memory in MiB and percent of the card's time, for each card and in all, as gpu-manager showed them."""
     running(tmp_path, 10)
     running(tmp_path, 11)
-    found = series(sample(tmp_path, Running(10, 300, 20), Running(11, 200, 15)))
+    found = series(sample(tmp_path, GpuProcess(10, 300, 20), GpuProcess(11, 200, 15)))
     labels = ("container_name=a",)
     tail = ("namespace=team", "node=n1", "pod_name=train")
     for card_label in ("gpu0", "total"):
@@ -109,8 +111,8 @@ def test_processes_of_others_are_foreign(tmp_path: Path, pid: int, container: st
     """Somebody uses a card that he was not given."""
     if pid:
         running(tmp_path, pid, container, uid)
-    holds = {UID: Hold(uid=UID, namespace="team", name="train", placed={"a": SHARE}, held={})}
-    found = sample(tmp_path, Running(10, 300, 20), holds=holds)
+    holds = {UID: PodAllocation(uid=UID, namespace="team", name="train", placed={"a": SHARE}, held={})}
+    found = sample(tmp_path, GpuProcess(10, 300, 20), holds=holds)
     assert [process.pid for _, process in found.strangers] == [10]
     first = ("index=0", "model=A100-SXM4-40GB", "node=n1", "uuid=GPU-0")
     assert series(found)["quotient_gpu_foreign_processes", *first] == 1
@@ -119,7 +121,7 @@ def test_processes_of_others_are_foreign(tmp_path: Path, pid: int, container: st
 def test_usage_is_gpu_managers(tmp_path: Path) -> None:
     """With its keys; what is zero is left out."""
     running(tmp_path, 10)
-    assert usage(sample(tmp_path, Running(10, 300, 0))) == {
+    assert usage(sample(tmp_path, GpuProcess(10, 300, 0))) == {
         POD.uid: {
             "project": "team",
             "pod": "train",
@@ -151,15 +153,15 @@ def test_who_asks_from_this_machine(address: str, *, expected: bool) -> None:
 
 
 @pytest.fixture
-def monitor(tmp_path: Path) -> Iterator[Monitor]:
+def monitor(tmp_path: Path) -> Iterator[MonitorServer]:
     found = sample(tmp_path)
     metrics = Metrics("n1", lambda: found, dict, dict)
-    made = Monitor(
+    made = MonitorServer(
         Settings(address="127.0.0.1", port=0),
         "n1",
         metrics.registry,
         lambda: found,
-        Doorkeeper(MemoryCluster()),
+        CachedAuthorizer(InMemoryCluster()),
         live=list,
         ready=lambda: ["the kubelet does not listen yet"],
     )
@@ -168,7 +170,7 @@ def monitor(tmp_path: Path) -> Iterator[Monitor]:
     made.stop()
 
 
-def ask(monitor: Monitor, path: str, accept: str = "*/*") -> tuple[int, str, str]:
+def ask(monitor: MonitorServer, path: str, accept: str = "*/*") -> tuple[int, str, str]:
     """Ask over HTTP, from this machine."""
     request = urllib.request.Request(f"http://127.0.0.1:{monitor.port}{path}", headers={"Accept": accept})
     try:
@@ -179,7 +181,7 @@ def ask(monitor: Monitor, path: str, accept: str = "*/*") -> tuple[int, str, str
             return refused.code, refused.headers["Content-Type"], refused.read().decode()
 
 
-def test_paths_of_the_monitor(monitor: Monitor) -> None:
+def test_paths_of_the_monitor(monitor: MonitorServer) -> None:
     """Old and new ones, for programs and for people; and what there is instead of what there is not."""
     assert ask(monitor, "/metric")[2].startswith("# HELP container_gpu_utilization")
     assert ask(monitor, "/metrics")[2] == ask(monitor, "/metric")[2]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from settings.configuration import Configuration
 from settings.loading import ConfigurationError, leaves, load, variable_of
-from vcuda.document import DocumentError, parse_documents
+from vcuda.strict_yaml import DocumentError, parse_documents
 
 HEAD = "apiVersion: quotient.dev/v1\nkind: Configuration\n"
 

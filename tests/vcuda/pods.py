@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from vcuda.language import language
 from vcuda.names import Names
 from vcuda.pod import PodSpec
-from vcuda.request import Reading, read_pod
-from vcuda.vocabulary import Dialects
+from vcuda.request import ParsedRequest, parse_request
+from vcuda.scheme import build_scheme
+from vcuda.vocabulary import VocabularyOptions
 
 NAMES = Names()
 CORE, MEMORY, CARDS = NAMES.core, NAMES.memory, NAMES.cards
@@ -34,9 +34,9 @@ def read(
     *containers: dict[str, Any],
     init: list[dict[str, Any]] | None = None,
     annotations: dict[str, str] | None = None,
-    dialects: Dialects | None = None,
+    dialects: VocabularyOptions | None = None,
     unit_mib: int = 256,
-) -> Reading:
+) -> ParsedRequest:
     """Read a pod made of these containers."""
     spec = msgspec.convert({"containers": list(containers), "initContainers": init or []}, PodSpec)
-    return read_pod(spec, annotations or {}, language(NAMES, unit_mib, dialects))
+    return parse_request(spec, annotations or {}, build_scheme(NAMES, unit_mib, dialects))

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.cluster.keeper import ROOT
+from tests.cluster.supervisor import ROOT
 
 # Kinds that share what they consist of, and threads that meet them at once. Without the lock 100 of 100 runs crashed.
 CROWD = """

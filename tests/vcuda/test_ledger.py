@@ -11,29 +11,29 @@ from vcuda.charging import Charge, Demand, Holder
 from vcuda.decision import Code
 from vcuda.ledger import (
     MAX_BYTES,
-    Claim,
-    Key,
+    ChargeRequest,
     Ledger,
-    State,
-    confirm,
-    decode,
-    encode,
-    follow,
-    packed,
+    LedgerState,
+    PodKey,
+    adjust_charge,
+    decode_ledger,
+    encode_ledger,
+    mark_used,
+    merge_newer_quotas,
+    pack_uid,
+    reconcile_quotas,
     reserve,
-    settle,
-    turn,
-    unpacked,
+    unpack_uid,
 )
-from vcuda.policy import Mode
+from vcuda.namespace_policy import Mode
+from vcuda.pod_options import PodOptions
 from vcuda.quota import parse_quota
-from vcuda.wishes import Wishes
 
 A100, T4 = Charge("A100", 50, 1000), Charge("T4", 30, 500)
 
 
-def pod() -> Key:
-    return packed(str(uuid.uuid4()))
+def pod() -> PodKey:
+    return pack_uid(str(uuid.uuid4()))
 
 
 def needs(cores: int, memory_mib: int = 0) -> Demand:
@@ -41,16 +41,16 @@ def needs(cores: int, memory_mib: int = 0) -> Demand:
 
 
 def opened(text: str = "types: {A100: {cores: 100}, T4: {cores: 50}}") -> Ledger:
-    ledger = Ledger("namespace-uid", State.OPEN)
+    ledger = Ledger("namespace-uid", LedgerState.OPEN)
     ledger.set_quotas([parse_quota(text, "team/q")], 1)
     return ledger
 
 
-def claim(key: Key, cores: int = 50, *models: str, dry_run: bool = False) -> Claim:
-    return Claim(key, needs(cores), Wishes(models=models or ("A100",)), {}, dry_run)
+def claim(key: PodKey, cores: int = 50, *models: str, dry_run: bool = False) -> ChargeRequest:
+    return ChargeRequest(key, needs(cores), PodOptions(models=models or ("A100",)), {}, dry_run)
 
 
-def ask(ledger: Ledger, key: Key, cores: int = 50, *models: str) -> bool:
+def ask(ledger: Ledger, key: PodKey, cores: int = 50, *models: str) -> bool:
     """Reserve, and tell whether there was room."""
     return not reserve(ledger, claim(key, cores, *models), 1, Mode.ENFORCE).reasons
 
@@ -58,15 +58,15 @@ def ask(ledger: Ledger, key: Key, cores: int = 50, *models: str) -> bool:
 @given(st.uuids())
 def test_a_uid_is_written_in_22_characters(uid: uuid.UUID) -> None:
     """And is the same again."""
-    assert len(packed(str(uid))) == 22
-    assert unpacked(packed(str(uid))) == str(uid)
+    assert len(pack_uid(str(uid))) == 22
+    assert unpack_uid(pack_uid(str(uid))) == str(uid)
 
 
 @pytest.mark.parametrize("odd", ["", "pod-1", "705ab4f5-6393-11e8-b7cc"])
 def test_what_is_no_uid_is_refused(odd: str) -> None:
     """The API server gives every pod one."""
     with pytest.raises(ValueError, match="is no uid"):
-        packed(odd)
+        pack_uid(odd)
 
 
 @given(st.lists(st.tuples(st.uuids(), st.sampled_from([A100, T4]), st.none() | st.integers(0, 3)), max_size=30))
@@ -75,21 +75,21 @@ def test_a_ledger_is_read_as_it_was_written(entries: list[tuple[uuid.UUID, Charg
     ledger = opened()
     ledger.set_holders([Holder("Job/x", "A100", 1, 2, 3)])
     for uid, charge, since in entries:
-        ledger.put(packed(str(uid)), charge, since)
+        ledger.put(pack_uid(str(uid)), charge, since)
     for uid, _, _ in entries[::3]:
-        ledger.remove(packed(str(uid)))
-    again = decode(encode(ledger))
+        ledger.remove(pack_uid(str(uid)))
+    again = decode_ledger(encode_ledger(ledger))
     assert again == ledger
     assert set(again.pods()) == set(ledger.pods())
     assert all(again.place(key) == ledger.place(key) for key in ledger.pods())
-    assert again.standing.taken == ledger.standing.taken
+    assert again.usage.taken == ledger.usage.taken
 
 
 @given(st.lists(st.tuples(st.sampled_from("pra"), st.integers(0, 5), st.sampled_from([A100, T4])), max_size=40))
 def test_the_sums_are_those_of_the_entries(steps: list[tuple[str, int, Charge]]) -> None:
     """However they came about: `standing` is kept up incrementally while pods are reserved."""
     ledger, keys = opened("types: {A100: {cores: 1000}, T4: {cores: 1000}}"), [pod() for _ in range(6)]
-    model: dict[Key, Charge] = {}
+    model: dict[PodKey, Charge] = {}
     for step, index, charge in steps:
         key = keys[index]
         if step == "p":
@@ -102,7 +102,7 @@ def test_the_sums_are_those_of_the_entries(steps: list[tuple[str, int, Charge]])
             model[key] = charge
         for name in ("A100", "T4"):
             expected = sum(each.cores for each in model.values() if each.model == name)
-            assert ledger.standing.taken["team/q", name, CORES] == expected
+            assert ledger.usage.taken["team/q", name, CORES] == expected
     assert set(ledger.pods()) == set(model)
 
 
@@ -113,7 +113,7 @@ def test_a_uid_inside_two_others_is_not_mistaken_for_one() -> None:
     for key in (first, "A" * 22, second):
         ledger.put(key, A100, None)
     ledger.remove("A" * 22)
-    assert set(ledger.pods()) == {first, second} == set(decode(encode(ledger)).pods())
+    assert set(ledger.pods()) == {first, second} == set(decode_ledger(encode_ledger(ledger)).pods())
 
 
 def test_a_pod_is_charged_once_however_often_it_asks() -> None:
@@ -121,8 +121,8 @@ def test_a_pod_is_charged_once_however_often_it_asks() -> None:
     ledger, key = opened(), pod()
     assert ask(ledger, key)
     assert ask(ledger, key)
-    assert ledger.standing.taken["team/q", "A100", CORES] == 50
-    turn(ledger, key)
+    assert ledger.usage.taken["team/q", "A100", CORES] == 50
+    mark_used(ledger, key)
     changes = ledger.changes
     assert ask(ledger, key)
     assert ledger.changes == changes, "nothing has to be written"
@@ -134,27 +134,27 @@ def test_what_does_not_fit_changes_nothing() -> None:
     ledger = opened()
     assert ask(ledger, pod(), 99)
     assert ask(ledger, pod(), 1)
-    before = encode(ledger)
+    before = encode_ledger(ledger)
     assert not ask(ledger, pod(), 1)
-    assert encode(ledger) == before
+    assert encode_ledger(ledger) == before
 
 
 def test_a_dry_run_charges_nothing() -> None:
     """Granted or refused."""
     ledger = opened()
-    before = encode(ledger)
+    before = encode_ledger(ledger)
     assert reserve(ledger, claim(pod(), dry_run=True), 1, Mode.ENFORCE).charge == Charge("A100", 50, 0)
     assert reserve(ledger, claim(pod(), 200, dry_run=True), 1, Mode.ENFORCE).reasons
-    assert encode(ledger) == before
+    assert encode_ledger(ledger) == before
 
 
-@pytest.mark.parametrize("state", [State.WANTED, State.CLOSED])
-def test_nothing_is_charged_before_it_is_known_what_is_charged(state: State) -> None:
+@pytest.mark.parametrize("state", [LedgerState.WANTED, LedgerState.CLOSED])
+def test_nothing_is_charged_before_it_is_known_what_is_charged(state: LedgerState) -> None:
     """Refused for a while, or in audit let through without a charge."""
     ledger = opened()
     ledger.set_state(state, "u")
     changes = ledger.changes
-    for verdict in (reserve(ledger, claim(pod()), 1, Mode.ENFORCE), settle(ledger, pod(), A100)):
+    for verdict in (reserve(ledger, claim(pod()), 1, Mode.ENFORCE), adjust_charge(ledger, pod(), A100)):
         assert [reason.code for reason in verdict.reasons] == [Code.LEDGER_NOT_OPEN]
     audited = reserve(ledger, claim(pod()), 1, Mode.AUDIT)
     assert (audited.reasons, audited.charge) == ((), None)
@@ -170,7 +170,7 @@ def test_audit_charges_and_tells() -> None:
         verdict = reserve(ledger, claim(pod()), 1, cluster_mode)
         assert verdict.reasons == ()
         assert [reason.code for reason in verdict.audited] == [Code.QUOTA_EXCEEDED]
-        assert ledger.standing.taken["team/q", "A100", CORES] == 50
+        assert ledger.usage.taken["team/q", "A100", CORES] == 50
     strict = opened("types: {A100: {cores: 10}}\nmode: enforce")
     assert reserve(strict, claim(pod()), 1, Mode.AUDIT).reasons
 
@@ -182,10 +182,10 @@ def test_a_ledger_never_outgrows_its_configmap() -> None:
     while ledger.size() <= MAX_BYTES:
         keys.append(pod())
         ledger.put(keys[-1], A100, None)
-    assert len(encode(ledger)) < 1 << 20
+    assert len(encode_ledger(ledger)) < 1 << 20
     (reason,) = reserve(ledger, claim(pod()), 1, Mode.ENFORCE).reasons
     assert "no room for more" in reason.message
-    assert settle(ledger, pod(), A100).reasons
+    assert adjust_charge(ledger, pod(), A100).reasons
     ledger.remove(keys[0])
     assert len(keys) > 30_000
 
@@ -194,18 +194,18 @@ def test_newer_quotas_are_taken_over_and_older_are_not() -> None:
     """So a replica that has not heard of a change cannot undo it."""
     ledger, newer = opened(), parse_quota("types: {A100: {cores: 1}}", "team/q")
     older = ledger.quotas
-    follow(ledger, [newer], {"team/q": 5})
+    merge_newer_quotas(ledger, [newer], {"team/q": 5})
     assert ledger.quotas == (newer,)
-    follow(ledger, older, {"team/q": 4})
+    merge_newer_quotas(ledger, older, {"team/q": 4})
     assert ledger.quotas == (newer,)
     changes = ledger.changes
-    follow(ledger, [newer], {"team/q": 5})
+    merge_newer_quotas(ledger, [newer], {"team/q": 5})
     assert ledger.changes == changes
-    follow(ledger, [newer], {"team/q": 9})
-    follow(ledger, older, {"team/q": 7})
+    merge_newer_quotas(ledger, [newer], {"team/q": 9})
+    merge_newer_quotas(ledger, older, {"team/q": 7})
     assert ledger.quotas == (newer,), "what was said between two equal quotas does not come back"
-    confirm(ledger, [newer], {"team/q": 12}, 12, lambda _: True)
-    follow(ledger, older, {"team/q": 11})
+    reconcile_quotas(ledger, [newer], {"team/q": 12}, 12, lambda _: True)
+    merge_newer_quotas(ledger, older, {"team/q": 11})
     assert ledger.quotas == (newer,)
 
 
@@ -219,26 +219,26 @@ def test_each_quota_is_as_new_as_it_is() -> None:
             ("types: {T4: {cores: 1}}", "team/q"),
         )
     )
-    ledger = Ledger("u", State.OPEN)
+    ledger = Ledger("u", LedgerState.OPEN)
     ledger.set_quotas([lowered], 35, {lowered.name: 35})
-    follow(ledger, [one, other], {one.name: 30, other.name: 40})
+    merge_newer_quotas(ledger, [one, other], {one.name: 30, other.name: 40})
     assert list(ledger.quotas) == [lowered, other]
-    confirm(ledger, [other], {other.name: 40}, 50, lambda _: True)
+    reconcile_quotas(ledger, [other], {other.name: 40}, 50, lambda _: True)
     assert list(ledger.quotas) == [other]
-    follow(ledger, [one, other], {one.name: 30, other.name: 40})
+    merge_newer_quotas(ledger, [one, other], {one.name: 30, other.name: 40})
     assert list(ledger.quotas) == [other]
 
 
 def test_the_controller_takes_away_only_what_is_gone() -> None:
     """What it has not heard of yet may be newer than what it knows; the default needs no proof."""
     default, own = parse_quota("types: {}", "configuration/defaultQuota"), parse_quota("types: {T4: {cores: 1}}", "a/q")
-    ledger = Ledger("u", State.OPEN)
+    ledger = Ledger("u", LedgerState.OPEN)
     ledger.set_quotas([default], 1)
-    follow(ledger, [own], {own.name: 40})
+    merge_newer_quotas(ledger, [own], {own.name: 40})
     assert ledger.quotas == (own,)
-    confirm(ledger, [default], {}, 30, lambda _: False)
+    reconcile_quotas(ledger, [default], {}, 30, lambda _: False)
     assert own in ledger.quotas
-    confirm(ledger, [default], {}, 60, lambda _: True)
+    reconcile_quotas(ledger, [default], {}, 60, lambda _: True)
     assert ledger.quotas == (default,)
 
 
@@ -260,7 +260,7 @@ def test_a_charge_is_settled(wanted: Charge, before: Charge | None, refused: str
     ledger, key = opened(), pod()
     if before is not None:
         ledger.put(key, before, 1)
-    verdict = settle(ledger, key, wanted)
+    verdict = adjust_charge(ledger, key, wanted)
     if refused is None:
         assert verdict.charge == wanted
         assert ledger.place(key) == (wanted, None)
@@ -273,22 +273,22 @@ def test_lowering_works_in_a_namespace_that_is_over_its_quota() -> None:
     """And so does turning; only what grows needs room."""
     ledger, key = opened("types: {A100: {cores: 10, memory: 1Mi}}"), pod()
     ledger.put(key, A100, 1)
-    assert settle(ledger, key, A100).reasons == ()
-    assert settle(ledger, key, Charge("A100", 50, 10)).reasons == ()
-    assert settle(ledger, key, Charge("A100", 51, 10)).reasons
+    assert adjust_charge(ledger, key, A100).reasons == ()
+    assert adjust_charge(ledger, key, Charge("A100", 50, 10)).reasons == ()
+    assert adjust_charge(ledger, key, Charge("A100", 51, 10)).reasons
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"v":2,"namespace":"","state":"open"}', '{"v":1,"namespace":1}'])
 def test_what_is_no_ledger_is_told(text: str) -> None:
     """A ValueError, and nothing else."""
     with pytest.raises(ValueError, match=r".+"):
-        decode(text)
+        decode_ledger(text)
 
 
 def test_a_ledger_that_charges_a_pod_twice_is_not_believed() -> None:
     """Somebody else wrote it."""
     ledger, key = opened(), pod()
     ledger.put(key, A100, None)
-    twice = encode(ledger).replace(key, key + key)
+    twice = encode_ledger(ledger).replace(key, key + key)
     with pytest.raises(ValueError, match="charged twice"):
-        decode(twice)
+        decode_ledger(twice)

@@ -3,9 +3,9 @@
 import pytest
 
 from vcuda.amounts import CORES, MEMORY, PODS
-from vcuda.model import parse_model
-from vcuda.policy import Burst, Mode, Policy, joined
-from vcuda.quota import Quota, QuotaError, parse_legacy, parse_quota
+from vcuda.gpu_model import parse_model
+from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, combine_policies
+from vcuda.quota import Quota, QuotaError, parse_legacy_quotas, parse_quota
 
 WHOLE = """
 types:
@@ -29,7 +29,7 @@ def test_every_field_is_read() -> None:
         "*": {CORES: 500, PODS: 20},
     }
     assert quota.unlisted == "deny"
-    assert quota.policy == Policy(("training", "public"), Burst(90, 95), Mode.AUDIT)
+    assert quota.policy == NamespacePolicy(("training", "public"), CoreLimitPolicy(90, 95), Mode.AUDIT)
 
 
 def test_what_is_left_out_has_a_meaning() -> None:
@@ -37,7 +37,7 @@ def test_what_is_left_out_has_a_meaning() -> None:
     assert parse_quota("types: {T4: {cores: 1}}", "q") == Quota("q", {"T4": {CORES: 1}})
     over_all = parse_quota('types: {"*": {cores: 1}}', "q")
     assert over_all.unlisted == "allow"
-    assert over_all.policy == Policy()
+    assert over_all.policy == NamespacePolicy()
     assert parse_quota("pools: []", "q").policy.pools is None
     assert parse_quota("types: {T4: {memory: 10}}", "q").types["T4"] == {MEMORY: 2560}
     assert parse_quota("types: {T4: {memory: 1500000000}}", "q").types["T4"] == {MEMORY: 1430}
@@ -84,7 +84,7 @@ def test_all_mistakes_of_a_quota_come_at_once() -> None:
 
 def test_the_older_form_is_read_for_all_namespaces() -> None:
     """Whole GPUs; a model that is not named is not granted."""
-    quotas = parse_legacy(
+    quotas = parse_legacy_quotas(
         '{"a": {"quota": {"M40": 4}, "pool": ["public"]}, "b": {"quota": {}}}', "kube-system/gpuquota"
     )
     assert quotas["a"].types == {"M40": {CORES: 400}}
@@ -111,16 +111,34 @@ def test_the_older_form_is_read_for_all_namespaces() -> None:
 def test_the_older_form_is_read_strictly_too(text: str) -> None:
     """It was not, by those who invented it."""
     with pytest.raises(QuotaError):
-        parse_legacy(text, "q")
+        parse_legacy_quotas(text, "q")
 
 
 def test_policies_join_to_what_all_of_them_allow() -> None:
     """Pools in common, the lower limits, and enforcement if any of them wants it."""
-    assert joined([]) == Policy()
-    both = joined([Policy(("a", "b"), Burst(90, 95), Mode.AUDIT), Policy(("b", "c"), Burst(80, 99)), Policy()])
-    assert both == Policy(("b",), Burst(80, 95), None), "a quota that says nothing is held to as the cluster says"
-    assert joined([Policy(mode=Mode.AUDIT), Policy(mode=Mode.AUDIT)]).mode is Mode.AUDIT
-    assert joined([Policy(core_limit=Burst(80)), Policy(core_limit=Burst("request"))]).core_limit.default == "request"
-    assert joined([Policy(("a",)), Policy(("b",))]).pools == ()
-    assert joined([Policy(mode=Mode.AUDIT), Policy(mode=Mode.ENFORCE)]).mode is Mode.ENFORCE
-    assert joined([Policy(core_limit=Burst(90)), Policy(core_limit=Burst(80))]).core_limit.default == 80
+    assert combine_policies([]) == NamespacePolicy()
+    both = combine_policies(
+        [
+            NamespacePolicy(("a", "b"), CoreLimitPolicy(90, 95), Mode.AUDIT),
+            NamespacePolicy(("b", "c"), CoreLimitPolicy(80, 99)),
+            NamespacePolicy(),
+        ]
+    )
+    assert both == NamespacePolicy(("b",), CoreLimitPolicy(80, 95), None), (
+        "a quota that says nothing is held to as the cluster says"
+    )
+    assert combine_policies([NamespacePolicy(mode=Mode.AUDIT), NamespacePolicy(mode=Mode.AUDIT)]).mode is Mode.AUDIT
+    assert (
+        combine_policies(
+            [NamespacePolicy(core_limit=CoreLimitPolicy(80)), NamespacePolicy(core_limit=CoreLimitPolicy("request"))]
+        ).core_limit.default
+        == "request"
+    )
+    assert combine_policies([NamespacePolicy(("a",)), NamespacePolicy(("b",))]).pools == ()
+    assert combine_policies([NamespacePolicy(mode=Mode.AUDIT), NamespacePolicy(mode=Mode.ENFORCE)]).mode is Mode.ENFORCE
+    assert (
+        combine_policies(
+            [NamespacePolicy(core_limit=CoreLimitPolicy(90)), NamespacePolicy(core_limit=CoreLimitPolicy(80))]
+        ).core_limit.default
+        == 80
+    )

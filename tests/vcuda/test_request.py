@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.vcuda.pods import CORE, MEMORY, NAMES, asking, container, read, sidecar
 from vcuda.amounts import CORES, Amounts
 from vcuda.amounts import MEMORY as MEMORY_MIB
-from vcuda.decision import Code, Decision, Denied, Reason, shown
-from vcuda.request import Role, effective
+from vcuda.decision import Code, Decision, Denied, Reason, printable
+from vcuda.request import Role, effective_amounts
 from vcuda.vocabulary import Share
 
 
@@ -125,7 +125,7 @@ def test_effective_request_is_the_most_ever_needed_at_once(listed: list[tuple[Ro
         most = max(most, running + amount[CORES])
         running += amount[CORES] if role is Role.SIDECAR else 0
     most = max(most, running + sum(amount[CORES] for role, amount in listed if role is Role.APP))
-    assert effective(listed)[CORES] == most
+    assert effective_amounts(listed)[CORES] == most
 
 
 def test_a_decision_is_refused_exactly_when_it_has_reasons() -> None:
@@ -142,5 +142,5 @@ def test_a_decision_is_refused_exactly_when_it_has_reasons() -> None:
 @given(st.text())
 def test_what_users_write_is_shown_short_and_printable(text: str) -> None:
     """No terminal escape and no flood through a message."""
-    assert len(shown(text)) <= 120
-    assert shown(text).isprintable()
+    assert len(printable(text)) <= 120
+    assert printable(text).isprintable()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.vcuda.pods import CARDS, CORE, MEMORY, NAMES, container, read
 from vcuda.decision import Code
 from vcuda.names import Names, names_for
-from vcuda.request import Reading
-from vcuda.vocabulary import Dialects, Share, vocabularies
+from vcuda.request import ParsedRequest
+from vcuda.vocabulary import Share, VocabularyOptions, vocabularies
 
-HAMI = Dialects(hami=True)
-WHOLE_CARDS = Dialects(nvidia_gpu=True)
+HAMI = VocabularyOptions(hami=True)
+WHOLE_CARDS = VocabularyOptions(nvidia_gpu=True)
 
 READ_AS = {
     "half a card with memory in units": ({CORE: "50", MEMORY: "30"}, Share(50, 30)),
@@ -144,8 +144,8 @@ def test_two_vocabularies_in_one_container_are_refused() -> None:
 
 
 @pytest.mark.parametrize("domain", ["inspur.com", "tencent.com", "nvidia.com", "gpu.example.org"])
-@pytest.mark.parametrize("dialects", [Dialects(), WHOLE_CARDS, HAMI])
-def test_no_key_means_two_things(domain: str, dialects: Dialects) -> None:
+@pytest.mark.parametrize("dialects", [VocabularyOptions(), WHOLE_CARDS, HAMI])
+def test_no_key_means_two_things(domain: str, dialects: VocabularyOptions) -> None:
     """Whatever the domain and the dialects, each resource name belongs to one vocabulary."""
     keys = [key for vocabulary in vocabularies(Names(domain), 256, dialects) for key in vocabulary.keys]
     assert len(keys) == len(set(keys))
@@ -167,7 +167,7 @@ CORE_KEYS = [CORE, CARDS, "k8s.amazonaws.com/vgpu", "nano-gpu/gpu-percent"]
 def test_following_a_remedy_gives_no_further_reason(key: str, amount: Decimal) -> None:
     """Advice that is refused itself is worse than none."""
 
-    def asked(written: str) -> Reading:
+    def asked(written: str) -> ParsedRequest:
         memory = {MEMORY: "1"} if key == CORE else {}
         return read(container(limits={key: written, **memory}))
 
@@ -181,7 +181,9 @@ def test_following_a_remedy_gives_no_further_reason(key: str, amount: Decimal) -
 @given(st.integers(1, 100), st.integers(1, 400))
 def test_virtual_gpus_never_give_less_than_one_core_nor_more_than_asked(per_gpu: int, count: int) -> None:
     """Rounded down, so that as many fit on a card as its owner said."""
-    reading = read(container(limits={"k8s.amazonaws.com/vgpu": count}), dialects=Dialects(vgpu_per_gpu=per_gpu))
+    reading = read(
+        container(limits={"k8s.amazonaws.com/vgpu": count}), dialects=VocabularyOptions(vgpu_per_gpu=per_gpu)
+    )
     for each in reading.request.containers:
         assert 1 <= each.share.cores <= max(1, 100 * count / per_gpu)
     assert bool(reading.reasons) == (count > per_gpu and count % per_gpu != 0)

@@ -8,21 +8,21 @@ from typing import Any
 
 import jsonpatch
 
-from ledger.committing import Drawer
+from ledger.committing import InMemoryLedgers
 from tests.waiting import eventually
-from vcuda.catalogue import Card
-from vcuda.language import language
+from vcuda.catalogue import CardModel
 from vcuda.names import Names
-from vcuda.policy import Policy
+from vcuda.namespace_policy import NamespacePolicy
 from vcuda.quota import Quota
-from vcuda.vocabulary import Dialects
+from vcuda.scheme import build_scheme
+from vcuda.vocabulary import VocabularyOptions
 from webhook.admission import Admission
-from webhook.answering import Reply, Responder, Way
-from webhook.app import create_app
+from webhook.admission_config import AdmissionConfig
+from webhook.flask_app import create_app
 from webhook.metrics import Metrics
-from webhook.rules import Rules
-from webhook.shortcut import END, read_head, written
-from webhook.validating import Bound
+from webhook.responding import HttpReply, ReplyPath, Responder
+from webhook.short_path import END, encode_reply, read_head
+from webhook.validating import PodToBind
 
 MIB = 2**20
 NAMES = Names()
@@ -35,11 +35,11 @@ Obj = dict[str, Any]
 class GivenPolicies:
     """The same policy and quotas for every namespace."""
 
-    def __init__(self, policy: Policy | None = None, quotas: Sequence[Quota] = ()) -> None:
-        self._policy, self._quotas = policy or Policy(), quotas
-        self.cards: Sequence[Card] = ()
+    def __init__(self, policy: NamespacePolicy | None = None, quotas: Sequence[Quota] = ()) -> None:
+        self._policy, self._quotas = policy or NamespacePolicy(), quotas
+        self.cards: Sequence[CardModel] = ()
 
-    def policy(self, namespace: str) -> Policy:  # noqa: ARG002
+    def policy(self, namespace: str) -> NamespacePolicy:  # noqa: ARG002
         return self._policy
 
     def quotas(self, namespace: str) -> tuple[Sequence[Quota], dict[str, int]]:  # noqa: ARG002
@@ -75,7 +75,7 @@ def review(obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, *
 class Answer:
     """What came back from one call."""
 
-    def __init__(self, reply: Reply, asked: Obj | None = None) -> None:
+    def __init__(self, reply: HttpReply, asked: Obj | None = None) -> None:
         self.status, self.body, self._asked = reply.status, reply.body, asked or {}
         self.response: Obj = json.loads(reply.body)["response"] if reply.status == 200 else {}
 
@@ -122,14 +122,14 @@ class Caller:
 
     def send(
         self, route: str, body: bytes, content_type: str = "application/json", query: str = "timeout=10s"
-    ) -> Reply:
+    ) -> HttpReply:
         """Send bytes to a route."""
         if self._way == "short" and (reply := self._short(route, body, content_type, query)) is not None:
             return reply
         answered = self._client.post(f"/{route}?{query}", data=body, content_type=content_type)
-        return Reply(answered.status_code, answered.data, answered.content_type)
+        return HttpReply(answered.status_code, answered.data, answered.content_type)
 
-    def _short(self, route: str, body: bytes, content_type: str, query: str) -> Reply | None:
+    def _short(self, route: str, body: bytes, content_type: str, query: str) -> HttpReply | None:
         head = (
             f"POST /{route}?{query} HTTP/1.1\r\nHost: h\r\nUser-Agent: kube-apiserver-admission\r\n"
             f"Content-Length: {len(body)}\r\nAccept: application/json, */*\r\nContent-Type: {content_type}\r\n\r\n"
@@ -137,14 +137,14 @@ class Caller:
         found = read_head(head.encode())
         assert found is not None
         assert found.length == len(body)
-        answers: list[Reply] = []
+        answers: list[HttpReply] = []
         reply = self._responder.reply_soon(found.route, found.content_type, found.query, body, answers.append)
-        if reply is Way.LONG:
+        if reply is ReplyPath.LONG:
             return None
-        if isinstance(reply, Way):
+        if isinstance(reply, ReplyPath):
             eventually(lambda: bool(answers), "an answer")
             (reply,) = answers
-        opening, _, rest = written(reply, 0.0, close=False).partition(END)
+        opening, _, rest = encode_reply(reply, 0.0, close=False).partition(END)
         assert opening.startswith(b"HTTP/1.1 %d " % reply.status)
         assert rest == reply.body
         return reply
@@ -184,16 +184,18 @@ MakeCaller = Callable[..., Caller]
 def caller(
     way: str,
     *,
-    policy: Policy | None = None,
+    policy: NamespacePolicy | None = None,
     quotas: Sequence[Quota] = (),
-    dialects: Dialects | None = None,
+    dialects: VocabularyOptions | None = None,
     names: Names | None = None,
-    pods: dict[str, Bound] | None = None,
+    pods: dict[str, PodToBind] | None = None,
     **rules: Any,
 ) -> Caller:
     """Build a webhook in this process, and a caller that goes one way."""
-    admission = Admission(Rules(language=language(names, 256, dialects), **rules), GivenPolicies(policy, quotas))
+    admission = Admission(
+        AdmissionConfig(scheme=build_scheme(names, 256, dialects), **rules), GivenPolicies(policy, quotas)
+    )
     metrics = Metrics()
-    drawer = Drawer(lambda _: quotas)
+    drawer = InMemoryLedgers(lambda _: quotas)
     responder = Responder(admission, lambda _, name, __: (pods or {}).get(name), drawer, metrics, 8.0)
     return Caller(way, responder, metrics)

@@ -17,7 +17,7 @@ from tests.cluster.real import RealCluster
 from tests.running import HOST, Running, RunningController, flags, free_port
 from tests.waiting import eventually
 from webhook.registration import registration
-from webhook.service import rules_of
+from webhook.service import admission_config_of
 
 
 class Authority:
@@ -107,7 +107,7 @@ def controlled(real: RealCluster, folder: Path, *settings: str) -> Iterator[Runn
 def register(real: RealCluster, configuration: Configuration, port: int, authority: Authority) -> None:
     """Make the API server call a webhook on this port of the machine, and wait until it does."""
     target = f"https://{real.expose(port)}"
-    for each in registration(rules_of(configuration), target, authority.ca.cert_pem.bytes()):
+    for each in registration(admission_config_of(configuration), target, authority.ca.cert_pem.bytes()):
         real.kubectl("apply", "-f-", stdin=json.dumps(each))
     eventually(lambda: is_called(real, configuration.domain), "the webhook to be called")
 

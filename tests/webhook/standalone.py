@@ -8,7 +8,7 @@ import sys
 
 from settings.loading import load
 from settings.logs import configure_logs
-from webhook.serving import Application
+from webhook.gunicorn_server import GunicornApplication
 
 
 def main() -> None:
@@ -17,19 +17,19 @@ def main() -> None:
     configure_logs(configuration.log.level, configuration.log.format)
 
     def build() -> object:
-        from cluster.memory import MemoryCluster  # noqa: PLC0415 - in the process that serves
+        from cluster.in_memory import InMemoryCluster  # noqa: PLC0415 - in the process that serves
         from cluster.objects import PODS  # noqa: PLC0415
-        from ledger.committing import Drawer  # noqa: PLC0415
+        from ledger.committing import InMemoryLedgers  # noqa: PLC0415
         from webhook.service import Service  # noqa: PLC0415
 
-        cluster = MemoryCluster()
+        cluster = InMemoryCluster()
         for name, limits in (("gpu", {f"{configuration.domain}/vcuda-core": "100"}), ("plain", {"cpu": "1"})):
             container = {"name": "c", "image": "i", "resources": {"limits": limits}}
             made = {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}}
             cluster.create(PODS, made)
-        return Service(configuration, cluster, Drawer())
+        return Service(configuration, cluster, InMemoryLedgers())
 
-    Application(configuration.webhook, build).run()  # type: ignore[arg-type]
+    GunicornApplication(configuration.webhook, build).run()  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import pytest
 
 from tests.webhook.pods import CARDS, NAMES, container, gpu, limits_in, pod, workload
 from tests.webhook.reviews import Caller, MakeCaller
+from vcuda.namespace_policy import Mode, NamespacePolicy
 from vcuda.pod import PodSpec
-from vcuda.policy import Mode, Policy
-from webhook.validating import Bound
+from webhook.validating import PodToBind
 
-GPU = Bound("u1", {NAMES.limits: "{}"}, PodSpec())
-PLAIN = Bound("u2", {}, PodSpec())
+GPU = PodToBind("u1", {NAMES.limits: "{}"}, PodSpec())
+PLAIN = PodToBind("u2", {}, PodSpec())
 
 
 def binding(name: str, **notes: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_binding_cannot_carry_a_placement(with_pods: Caller) -> None:
 def test_a_pod_known_by_its_resources_counts_as_well(make_caller: MakeCaller) -> None:
     """One from before Quotient."""
     spec = PodSpec(containers=[gpu_container()])
-    assert make_caller(pods={"p": Bound("u", {}, spec)}).validate(binding("p"), subresource="binding").codes == [
+    assert make_caller(pods={"p": PodToBind("u", {}, spec)}).validate(binding("p"), subresource="binding").codes == [
         "BindingForeign"
     ]
 
@@ -108,7 +108,7 @@ def test_a_cluster_in_audit_looks_on(make_caller: MakeCaller) -> None:
 
 def test_a_namespace_in_audit_is_rewritten_but_not_refused(make_caller: MakeCaller) -> None:
     """Its pods run as all others; only the refusals are spared."""
-    api = make_caller(policy=Policy(mode=Mode.AUDIT))
+    api = make_caller(policy=NamespacePolicy(mode=Mode.AUDIT))
     made = api.mutate(pod(container(limits={"nano-gpu/gpu-percent": "20"}))).patched()
     assert limits_in(made)[NAMES.core] == "20"
     assert api.validate(pod(gpu(core="150"))).allowed
@@ -116,6 +116,6 @@ def test_a_namespace_in_audit_is_rewritten_but_not_refused(make_caller: MakeCall
 
 def test_a_namespace_may_enforce_in_a_cluster_that_looks_on(make_caller: MakeCaller) -> None:
     """So that namespaces can follow one by one."""
-    api = make_caller(policy=Policy(mode=Mode.ENFORCE), cluster_mode=Mode.AUDIT)
+    api = make_caller(policy=NamespacePolicy(mode=Mode.ENFORCE), cluster_mode=Mode.AUDIT)
     assert api.mutate(pod(gpu())).patch != []
     assert not api.validate(pod(gpu(core="150"))).allowed

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.webhook.pods import CORE, gpu, pod
 from tests.webhook.reviews import Answer, Caller, MakeCaller, caller, review
-from vcuda.catalogue import Card
+from vcuda.catalogue import CardModel
 from vcuda.decision import BadRequest, Unavailable
-from vcuda.policy import Policy
+from vcuda.namespace_policy import NamespacePolicy
 from vcuda.quota import Quota
-from webhook.answering import timeout_in
+from webhook.responding import timeout_in
 
 ROUTES = ("mutate", "validate")
 
@@ -85,21 +85,21 @@ class Failing:
     def __init__(self, broken: Exception) -> None:
         self._broken = broken
 
-    def policy(self, namespace: str) -> Policy:  # noqa: ARG002
+    def policy(self, namespace: str) -> NamespacePolicy:  # noqa: ARG002
         raise self._broken
 
     def quotas(self, namespace: str) -> tuple[list[Quota], dict[str, int]]:  # noqa: ARG002
         raise self._broken
 
     @property
-    def cards(self) -> list[Card]:
+    def cards(self) -> list[CardModel]:
         raise self._broken
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_what_cannot_be_decided_is_neither_allowed_nor_refused(api: Caller, route: str) -> None:
     """The failure policy says what follows."""
-    api._responder.admission.policies = Failing(Unavailable("quotas are not yet known"))
+    api._responder.admission.quota_source = Failing(Unavailable("quotas are not yet known"))
     reply = api.send(route, body())
     assert reply.status == 503
     assert reply.body == b"cannot decide now: quotas are not yet known\n"
@@ -108,7 +108,7 @@ def test_what_cannot_be_decided_is_neither_allowed_nor_refused(api: Caller, rout
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_fault_of_ours_is_told_without_details(api: Caller, route: str) -> None:
     """They are in the log."""
-    api._responder.admission.policies = Failing(ZeroDivisionError("secret"))
+    api._responder.admission.quota_source = Failing(ZeroDivisionError("secret"))
     reply = api.send(route, body())
     assert reply.status == 500
     assert b"secret" not in reply.body
@@ -265,7 +265,7 @@ def shaped(shape: str, inner: Any) -> dict[str, Any]:
 )
 def test_no_object_is_a_fault_of_ours(shape: str, new: Any, old: Any, operation: str, route: str) -> None:
     """However strange it is: decided, or the caller's fault; and what is decided can be applied and decided again."""
-    api = caller("short", policy=Policy(pools=("p",)))
+    api = caller("short", policy=NamespacePolicy(pools=("p",)))
     asked = review(shaped(shape, new), operation, shaped(shape, old) if old else None)
     answer = Answer(api.send(route, json.dumps(asked).encode()), asked)
     assert answer.status in (200, 400), answer.body

@@ -25,11 +25,11 @@ from tests.webhook.test_rewriting import WRITTEN_AS
 from tests.webhook.test_updates import MANIFESTS
 from tests.webhook.test_workloads import CHANGES, KINDS
 from vcuda.decision import Unavailable
-from vcuda.vocabulary import Dialects
+from vcuda.vocabulary import VocabularyOptions
 
 pytestmark = pytest.mark.kubernetes
 
-CONFIGURATION = Configuration(vocabularies=Dialects(hami=True))
+CONFIGURATION = Configuration(vocabularies=VocabularyOptions(hami=True))
 SYSTEM = "quotient-system"
 SCHEDULER = f"system:serviceaccount:{SYSTEM}:quotient-scheduler"
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, pod
 from tests.webhook.reviews import Caller, MakeCaller
-from vcuda.policy import Burst, Policy
+from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
 
 C0 = "spec.containers[0].resources.limits"
 
@@ -153,7 +153,7 @@ def test_other_mistakes_are_left_to_the_final_word(api: Caller) -> None:
 
 def test_a_limit_beyond_the_namespaces_is_refused(make_caller: MakeCaller) -> None:
     """And the message says how far it may go."""
-    api = make_caller(policy=Policy(core_limit=Burst(max=80)))
+    api = make_caller(policy=NamespacePolicy(core_limit=CoreLimitPolicy(max=80)))
     answer = api.create(pod(gpu(), annotations={NAMES.core_limit: "90"}))
     assert answer.codes == ["CoreLimitInvalid"]
     assert 'write "50" to "80"' in answer.message
@@ -163,7 +163,7 @@ def test_a_limit_beyond_the_namespaces_is_refused(make_caller: MakeCaller) -> No
 
 def test_quotas_without_a_common_pool_leave_no_node(make_caller: MakeCaller) -> None:
     """Better refused than Pending for ever."""
-    assert make_caller(policy=Policy(pools=())).create(pod(gpu())).codes == ["PoolNotGranted"]
+    assert make_caller(policy=NamespacePolicy(pools=())).create(pod(gpu())).codes == ["PoolNotGranted"]
 
 
 def test_a_pod_that_never_passed_the_first_call_does_not_pass_the_second(api: Caller) -> None:

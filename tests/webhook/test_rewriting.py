@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, limits_in, note, pod
 from tests.webhook.reviews import Caller, MakeCaller, caller
 from vcuda.names import Names
-from vcuda.policy import Burst, Policy
-from vcuda.vocabulary import Dialects
+from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
+from vcuda.vocabulary import VocabularyOptions
 
-HAMI = Dialects(hami=True)
+HAMI = VocabularyOptions(hami=True)
 
 WRITTEN_AS = {
     "the canonical one": ({CORE: "50", MEMORY: "30"}, {}, ("50", "30"), None),
@@ -35,7 +35,7 @@ WRITTEN_AS = {
         ("30", "12"),
         None,
     ),
-    "NVIDIA's cards": ({"nvidia.com/gpu": "2"}, {"dialects": Dialects(nvidia_gpu=True)}, ("200", "2"), None),
+    "NVIDIA's cards": ({"nvidia.com/gpu": "2"}, {"dialects": VocabularyOptions(nvidia_gpu=True)}, ("200", "2"), None),
 }
 
 
@@ -124,14 +124,14 @@ LIMITS = {
     "the namespace's policy": (
         [gpu()],
         {},
-        Burst(default=90),
+        CoreLimitPolicy(default=90),
         {"c0": {"cores": 50, "coreLimit": 90, "limitSource": "policy", "memoryMiB": 7680}},
         "90",
     ),
     "a policy below the core": (
         [gpu()],
         {},
-        Burst(default=20),
+        CoreLimitPolicy(default=20),
         {"c0": {"cores": 50, "coreLimit": 50, "limitSource": "policy", "memoryMiB": 7680}},
         "50",
     ),
@@ -167,12 +167,12 @@ def test_limits_are_written_for_every_gpu_container(
     make_caller: MakeCaller,
     containers: list[dict[str, Any]],
     notes: dict[str, str],
-    burst: Burst | None,
+    burst: CoreLimitPolicy | None,
     expected: dict[str, Any],
     core_limit: str | None,
 ) -> None:
     """With who set them; the annotation is injected where all fractions agree."""
-    api = make_caller(policy=Policy(core_limit=burst or Burst()))
+    api = make_caller(policy=NamespacePolicy(core_limit=burst or CoreLimitPolicy()))
     written = pod(*containers, annotations=dict(notes))
     made = api.mutate(written).patched()
     assert note(made, NAMES.limits) == {"v": 1, "models": [], "containers": expected}
@@ -265,7 +265,7 @@ def test_what_aws_has_its_users_write_is_neutralised(api: Caller, path: str) -> 
 
 def test_pools_become_node_affinity_beside_the_pods_own(make_caller: MakeCaller) -> None:
     """Every alternative is narrowed; one that matches nothing goes on to match nothing."""
-    api = make_caller(policy=Policy(pools=("training", "public")))
+    api = make_caller(policy=NamespacePolicy(pools=("training", "public")))
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
     terms = [
         {"matchExpressions": [zone]},
@@ -295,7 +295,7 @@ def test_pools_become_node_affinity_beside_the_pods_own(make_caller: MakeCaller)
 @pytest.mark.parametrize("affinity", [None, {}, {"nodeAffinity": {}}, {"nodeAffinity": None}], ids=str)
 def test_pools_find_their_place_whatever_is_there(make_caller: MakeCaller, affinity: Any) -> None:
     """Patches put in only what is missing."""
-    api = make_caller(policy=Policy(pools=("training",)))
+    api = make_caller(policy=NamespacePolicy(pools=("training",)))
     written = pod(gpu(), affinity=affinity)
     made = api.mutate(written).patched()["spec"]["affinity"]["nodeAffinity"]
     assert len(made["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]) == 3
@@ -403,7 +403,7 @@ def pods(draw: st.DrawFn) -> dict[str, Any]:
 @given(pods(), st.sampled_from([None, ("a", "b")]))
 def test_doing_it_twice_is_doing_it_once(written: dict[str, Any], pools: tuple[str, ...] | None) -> None:
     """For any pod, and what is so made is valid."""
-    api = caller("short", policy=Policy(pools=pools))
+    api = caller("short", policy=NamespacePolicy(pools=pools))
     made = api.mutate(written).patched()
     assert api.mutate(made).patch == []
     answer = api.validate(made)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, note, pod
 from tests.webhook.reviews import Caller, MakeCaller
-from vcuda.policy import Policy
+from vcuda.namespace_policy import NamespacePolicy
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OURS = "system:serviceaccount:quotient-system:quotient-scheduler"
@@ -158,7 +158,7 @@ MANIFESTS: dict[str, Obj] = {
 @pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS.keys())
 def test_the_same_manifest_applied_again_changes_nothing(make_caller: MakeCaller, manifest: Obj) -> None:
     """Most of it could not change on a living pod, and the API server would refuse."""
-    api = make_caller(policy=Policy(pools=("training",)), tolerations=({"key": "gpu", "operator": "Exists"},))
+    api = make_caller(policy=NamespacePolicy(pools=("training",)), tolerations=({"key": "gpu", "operator": "Exists"},))
     first = copy.deepcopy(manifest)
     first["metadata"].setdefault("annotations", {})[APPLIED] = json.dumps(manifest)
     stored = api.mutate(first).patched()

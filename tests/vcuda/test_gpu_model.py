@@ -1,0 +1,122 @@
+"""GPU models: one reading for the driver's names, labels, quotas and people's habits."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcuda.gpu_model import GpuModel, matches, parse_model, product_label
+
+PRODUCTS = {
+    "NVIDIA A100-SXM4-40GB": ("NVIDIA-A100-SXM4-40GB", "A100-SXM4-40GB", "A100", ""),
+    "Tesla V100-SXM2-16GB": ("Tesla-V100-SXM2-16GB", "V100-SXM2-16GB", "V100", ""),
+    "NVIDIA GeForce RTX 3090": ("NVIDIA-GeForce-RTX-3090", "RTX-3090", "RTX-3090", ""),
+    "NVIDIA GeForce RTX 3090 Ti": ("NVIDIA-GeForce-RTX-3090-Ti", "RTX-3090-Ti", "RTX-3090-Ti", ""),
+    "Tesla T4": ("Tesla-T4", "T4", "T4", ""),
+    "Tesla P40": ("Tesla-P40", "P40", "P40", ""),
+    "NVIDIA H100 80GB HBM3": ("NVIDIA-H100-80GB-HBM3", "H100-80GB-HBM3", "H100", ""),
+    "NVIDIA H100 PCIe": ("NVIDIA-H100-PCIe", "H100-PCIe", "H100", ""),
+    "NVIDIA A10": ("NVIDIA-A10", "A10", "A10", ""),
+    "NVIDIA RTX A6000": ("NVIDIA-RTX-A6000", "RTX-A6000", "RTX-A6000", ""),
+    "NVIDIA RTX 6000 Ada Generation": ("NVIDIA-RTX-6000-Ada-Generation", "RTX-6000-Ada-Generation", "RTX-6000-Ada", ""),
+    "NVIDIA RTX 4000 SFF Ada Generation": (
+        "NVIDIA-RTX-4000-SFF-Ada-Generation",
+        "RTX-4000-SFF-Ada-Generation",
+        "RTX-4000-SFF-Ada",
+        "",
+    ),
+    "Quadro RTX 4000": ("Quadro-RTX-4000", "RTX-4000", "RTX-4000", ""),
+    "NVIDIA CMP 170HX": ("NVIDIA-CMP-170HX", "CMP-170HX", "CMP-170HX", ""),
+    "NVIDIA TITAN RTX": ("NVIDIA-TITAN-RTX", "TITAN-RTX", "TITAN-RTX", ""),
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb": (
+        "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb",
+        "A100-SXM4-40GB-MIG-1g.5gb",
+        "A100",
+        "1g.5gb",
+    ),
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me": (
+        "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me",
+        "H100-80GB-HBM3-MIG-1g.10gb.me",
+        "H100",
+        "1g.10gb.me",
+    ),
+}
+
+
+@pytest.mark.parametrize(("nvml", "expected"), PRODUCTS.items())
+def test_a_driver_name_gives_label_model_family_and_slice(nvml: str, expected: tuple[str, str, str, str]) -> None:
+    """The table of the design, and names seen in the field."""
+    label, name, family, profile = expected
+    assert product_label(nvml) == label
+    assert parse_model(nvml) == GpuModel(name, family, profile)
+
+
+@pytest.mark.parametrize("nvml", PRODUCTS)
+def test_a_label_names_the_same_model_as_the_driver(nvml: str) -> None:
+    """Nodes labelled by GPU feature discovery and our own inventory agree."""
+    assert parse_model(product_label(nvml)) == parse_model(nvml)
+
+
+MATCHING = [
+    ("A100", "NVIDIA A100-SXM4-40GB"),
+    ("a100", "NVIDIA A100-SXM4-40GB"),
+    ("A100-SXM4", "NVIDIA A100-SXM4-40GB"),
+    ("A100-40GB", "NVIDIA A100-SXM4-40GB"),
+    ("nvidia-a100-sxm4-40gb", "NVIDIA A100-SXM4-40GB"),
+    ("Tesla V100", "Tesla V100-SXM2-16GB"),
+    ("rtx 3090", "NVIDIA GeForce RTX 3090"),
+    ("GeForce-RTX-3090", "NVIDIA GeForce RTX 3090"),
+    ("A100", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
+]
+NOT_MATCHING = [
+    ("a10", "NVIDIA A100-SXM4-40GB"),
+    ("A100", "NVIDIA A10"),
+    ("A100-80GB", "NVIDIA A100-SXM4-40GB"),
+    ("40GB-A100", "NVIDIA A100-SXM4-40GB"),
+    ("RTX", "NVIDIA GeForce RTX 3090"),
+    ("RTX-3090", "NVIDIA GeForce RTX 3090 Ti"),
+    ("3090", "NVIDIA GeForce RTX 3090"),
+    ("nvidia", "NVIDIA A10"),
+    ("", "NVIDIA A10"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "nvml"), MATCHING)
+def test_a_family_or_words_of_a_product_match_it(pattern: str, nvml: str) -> None:
+    """Token by token, without regard to case and brand."""
+    assert matches(pattern, parse_model(nvml))
+
+
+@pytest.mark.parametrize(("pattern", "nvml"), NOT_MATCHING)
+def test_parts_of_words_and_of_families_match_nothing(pattern: str, nvml: str) -> None:
+    """`a10` is not an A100, and `RTX` names no card."""
+    assert not matches(pattern, parse_model(nvml))
+
+
+@pytest.mark.parametrize("name", ["", "  ", "NVIDIA", "---", "Tesla-"])
+def test_a_name_without_a_model_is_refused(name: str) -> None:
+    """A brand alone is no model."""
+    with pytest.raises(ValueError, match="names no GPU model"):
+        parse_model(name)
+
+
+@given(st.sampled_from(list(PRODUCTS)))
+def test_every_model_matches_itself_and_its_family(nvml: str) -> None:
+    """What Quotient publishes can be written into a quota as it stands."""
+    model = parse_model(nvml)
+    assert matches(model.name, model)
+    assert matches(model.family, model)
+    assert parse_model(model.name) == model
+
+
+@given(st.text(max_size=100))
+def test_a_product_label_is_a_label(name: str) -> None:
+    """Whatever a driver calls its card, Kubernetes takes the value."""
+    assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", product_label(name))
+
+
+@given(st.text(max_size=60), st.sampled_from(list(PRODUCTS)))
+def test_any_text_can_be_a_pattern(pattern: str, nvml: str) -> None:
+    """A tenant's annotation never raises; at worst it matches nothing."""
+    matches(pattern, parse_model(nvml))
