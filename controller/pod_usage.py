@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import datetime
 
 from cluster.objects import Metadata, Node, Object, Pod
-from vcuda.amounts import CORES, MEMORY
 from vcuda.catalogue import CardModel, memory_in_name_mib
 from vcuda.charging import Charge
+from vcuda.dimensions import CORES, MEMORY
 from vcuda.gpu_model import is_model, parse_model
 from vcuda.inventory import Gpu, decode_inventory
 from vcuda.ledger import PodKey, pack_uid

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from vcuda.amounts import MEMORY
+from vcuda.dimensions import STATUS_KEYS
 from vcuda.ledger import Ledger, LedgerState
 from vcuda.namespace_policy import Mode
 
@@ -31,7 +31,6 @@ VERSION = 1
 MAX_WAITING = 20
 # Four times as fast where the C library is there, and to the letter the same.
 DUMPER: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-FIELDS = {MEMORY: "memoryMiB"}
 
 
 def status_of(
@@ -58,11 +57,11 @@ def dimensions(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int
     """Give the numbers of one line."""
     usage = ledger.usage
     return {
-        FIELDS.get(dimension, dimension): {
+        STATUS_KEYS[dimension]: {
             "hard": hard,
             "used": usage.used[key],
             "reserved": usage.reserved[key],
-            "free": max(0, hard - usage.taken[key]),
+            "free": usage.hard.free(usage.taken, key),
         }
         for key, hard in usage.hard.items()
         if key[:2] == (quota, line)

@@ -1,32 +1,28 @@
-"""The algebra of quotas: amounts that are used, ceilings that hold them, and what lies between.
+"""The arithmetic of quotas: amounts that are in use, and hard limits on them.
 
-`Amounts` is a function from keys to whole numbers that is zero almost everywhere, so amounts can be added and
-subtracted freely. `Ceiling` says how much there may be of some keys; a key without a ceiling is unlimited, and
-a ceiling of zero is not the same as none. All functions are total: no combination of values raises.
+Both are values, and all functions are total: no combination of arguments raises. Keys are opaque here; charging uses
+(model, dimension) and (quota, line, dimension).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-CORES = "cores"
-MEMORY = "memory"
-PODS = "pods"
-
-Key = Hashable
+AmountKey = Hashable
+K = TypeVar("K", bound=AmountKey)
 
 
-class Amounts(Mapping[Key, int]):
-    """How much of each key; a key that is not there is zero, and zeros are never there."""
+class Amounts(Mapping[AmountKey, int]):
+    """An amount for each key. A missing key is zero and zeros are not stored, so equal amounts compare equal."""
 
     __slots__ = ("_of",)
 
     def __init__(self, of: Mapping[Any, int] | Iterable[tuple[Any, int]] = ()) -> None:
-        self._of: dict[Key, int] = {key: amount for key, amount in dict(of).items() if amount}
+        self._of: dict[AmountKey, int] = {key: amount for key, amount in dict(of).items() if amount}
 
-    def __getitem__(self, key: Key) -> int:
+    def __getitem__(self, key: AmountKey) -> int:
         return self._of.get(key, 0)
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[AmountKey]:
         return iter(self._of)
 
     def __len__(self) -> int:
@@ -44,87 +40,65 @@ class Amounts(Mapping[Key, int]):
     def __repr__(self) -> str:
         return f"Amounts({self._of})"
 
-    def _with(self, other: "Amounts", combine: Callable[[int, int], int]) -> "Amounts":
+    def _combined(self, other: "Amounts", combine: Callable[[int, int], int]) -> "Amounts":
         return Amounts((key, combine(self[key], other[key])) for key in self.keys() | other.keys())
 
     def __add__(self, other: "Amounts") -> "Amounts":
-        """Put two amounts together."""
-        return self._with(other, lambda mine, theirs: mine + theirs)
+        return self._combined(other, lambda mine, theirs: mine + theirs)
 
     def __sub__(self, other: "Amounts") -> "Amounts":
-        """Take one from the other; what is missing is negative."""
-        return self._with(other, lambda mine, theirs: mine - theirs)
+        """Subtract; a result below zero stays negative."""
+        return self._combined(other, lambda mine, theirs: mine - theirs)
 
     def __or__(self, other: "Amounts") -> "Amounts":
-        """Take the larger of each."""
-        return self._with(other, max)
+        """Return the larger amount of each key."""
+        return self._combined(other, max)
 
-    def __and__(self, other: "Amounts") -> "Amounts":
-        """Take the smaller of each."""
-        return self._with(other, min)
-
-    def __le__(self, other: "Amounts") -> bool:
-        """Tell whether nothing of this exceeds the other."""
-        return all(self[key] <= other[key] for key in self.keys() | other.keys())
-
-    def floored(self) -> "Amounts":
-        """Drop what is negative."""
-        return self | Amounts()
-
-    def masked(self, keys: Iterable[Key]) -> "Amounts":
-        """Keep only these keys."""
-        kept = set(keys)
-        return Amounts((key, amount) for key, amount in self._of.items() if key in kept)
-
-    def negative(self) -> frozenset[Key]:
-        """Name the keys that are below zero."""
-        return frozenset(key for key, amount in self._of.items() if amount < 0)
+    def times(self, count: int) -> "Amounts":
+        return Amounts((key, amount * count) for key, amount in self._of.items())
 
 
-class Ceiling(Mapping[Key, int]):
-    """The most there may be of each key that it names; other keys are unlimited."""
+class HardLimits(Mapping[K, int]):
+    """The most that may be in use of each key. A key without a limit is unlimited; a limit of zero allows nothing."""
 
     __slots__ = ("_of",)
 
-    def __init__(self, of: Mapping[Any, int] | Iterable[tuple[Any, int]] = ()) -> None:
-        self._of: dict[Key, int] = dict(of)
+    def __init__(self, of: Mapping[K, int] | Iterable[tuple[K, int]] = ()) -> None:
+        self._of: dict[Any, int] = dict(of)
 
-    def __getitem__(self, key: Key) -> int:
+    def __getitem__(self, key: K) -> int:
         return self._of[key]
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[K]:
         return iter(self._of)
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ceiling) and self._of == other._of
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._of.items()))
-
     def __repr__(self) -> str:
-        return f"Ceiling({self._of})"
+        return f"HardLimits({self._of})"
 
-    def __and__(self, other: "Ceiling") -> "Ceiling":
-        """Apply both: the lower of each."""
-        joined = dict(self._of)
-        for key, most in other.items():
-            joined[key] = min(most, joined.get(key, most))
-        return Ceiling(joined)
+    def free(self, used: Amounts, key: AmountKey) -> int:
+        """Return what is left of a limited key; zero where more is in use than the limit allows."""
+        return max(0, self._of[key] - used[key])
 
-    def room(self, used: Amounts) -> "Ceiling":
-        """Say what is left of each; negative where more is used than there may be."""
-        return Ceiling((key, most - used[key]) for key, most in self._of.items())
-
-    def excess(self, used: Amounts) -> Amounts:
-        """Say by how much each ceiling is passed."""
-        return Amounts((key, used[key] - most) for key, most in self._of.items() if used[key] > most)
+    def exceeded(self, used: Amounts) -> Amounts:
+        """Return by how much each limit is exceeded."""
+        return Amounts((key, used[key] - hard) for key, hard in self._of.items() if used[key] > hard)
 
     def short(self, used: Amounts, asked: Amounts) -> Amounts:
-        """Say what is missing for `asked` on top of `used`; nothing missing means it fits.
+        """Return what is missing for `asked` on top of `used`; empty if it fits.
 
-        Only what is asked for can be short: a namespace that is already over one ceiling may still use another.
+        Only keys that are asked for can be short: a namespace that exceeds one limit may still use what another allows.
         """
-        return self.excess(used + asked).masked(key for key in asked if asked[key] > 0)
+        # Over the keys that are asked for: a quota may have hundreds of lines, and this runs for every admitted pod.
+        return Amounts(
+            (key, used[key] + amount - hard)
+            for key, amount in asked.items()
+            if amount > 0 and (hard := self._of.get(key)) is not None and used[key] + amount > hard
+        )
+
+    def count_fitting(self, used: Amounts, asked: Amounts) -> int | None:
+        """Return how many times `asked` fits on top of `used`; None if no limit applies."""
+        counts = [self.free(used, key) // asked[key] for key in asked if asked[key] > 0 and key in self._of]
+        return min(counts, default=None)

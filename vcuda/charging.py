@@ -10,9 +10,10 @@ from functools import cached_property
 import msgspec
 from msgspec import Struct
 
-from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.amounts import Amounts, HardLimits
 from vcuda.catalogue import memory_in_name_mib
 from vcuda.decision import Code, Reason
+from vcuda.dimensions import CORES, EXPLAINED_UNITS, MEMORY, PODS, UNITS
 from vcuda.gpu_model import GpuModel, matches, parse_model
 from vcuda.pod_options import PodOptions
 from vcuda.quota import ALL_TYPES, DENY, Quota
@@ -20,7 +21,6 @@ from vcuda.vocabulary import CORES_PER_CARD
 
 # Stands for the models of a pod that names none, where neither quotas nor nodes name any.
 ANY = GpuModel("any", "any")
-UNITS = {CORES: "cores", MEMORY: "MiB of memory", PODS: "pods"}
 MAX_HOLDERS_TOLD = 3
 
 # A dimension of a line of a quota: which quota, which line, cores or memory or pods.
@@ -100,14 +100,14 @@ class QuotaUsage:
         self.taken = self.used + self.reserved
 
     @cached_property
-    def hard(self) -> dict[LineKey, int]:
-        """The ceilings of all lines, in the order in which they are written."""
-        return {
-            (quota.name, line, dimension): most
+    def hard(self) -> HardLimits[LineKey]:
+        """The hard limits of all lines, in the order in which they are written."""
+        return HardLimits(
+            ((quota.name, line, dimension), hard)
             for quota in self.quotas
-            for line, dimensions in quota.types.items()
-            for dimension, most in dimensions.items()
-        }
+            for line, limits in quota.types.items()
+            for dimension, hard in limits.items()
+        )
 
     def lines(self, model: GpuModel) -> tuple[tuple[LineKey, str], ...]:
         """Give all lines that a model is charged to, each with its dimension."""
@@ -132,25 +132,17 @@ class QuotaUsage:
         self.taken += asked
 
     def short(self, model: GpuModel, amounts: Amounts) -> list[LineKey]:
-        """Name the lines in which there is not enough room; only what is asked for can be short."""
-        return [
-            key
-            for key, dimension in self.lines(model)
-            if amounts[dimension] > 0 and self.taken[key] + amounts[dimension] > self.hard[key]
-        ]
+        """Return the lines that would be exceeded, in the order in which they are written."""
+        missing = self.hard.short(self.taken, self.charged(model, amounts))
+        return [key for key, _ in self.lines(model) if key in missing]
 
     def grants(self, model: GpuModel) -> bool:
         """Tell whether all quotas let the namespace use a model."""
         return all(quota.grants(model) for quota in self.quotas)
 
-    def room(self, model: GpuModel, amounts: Amounts) -> int | None:
-        """Say how many times something fits; None if it is not limited at all."""
-        counts = [
-            max(0, self.hard[key] - self.taken[key]) // amounts[dimension]
-            for key, dimension in self.lines(model)
-            if amounts[dimension] > 0
-        ]
-        return min(counts, default=None)
+    def count_fitting(self, model: GpuModel, amounts: Amounts) -> int | None:
+        """Return how many times the amounts fit; None if no limit applies."""
+        return self.hard.count_fitting(self.taken, self.charged(model, amounts))
 
     def _by_line(self, by_model: Mapping[str, Amounts]) -> Amounts:
         total: dict[LineKey, int] = {}
@@ -249,11 +241,11 @@ def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards:
         if not trial.grants(candidate.model):
             continue
         _, amounts = charge_on(candidate, demand)
-        room = trial.room(candidate.model, amounts)
+        room = trial.count_fitting(candidate.model, amounts)
         if room is None or found + room >= wanted:
             return wanted
         found += room
-        trial.take(candidate.model, Amounts((key, amount * room) for key, amount in amounts.items()))
+        trial.take(candidate.model, amounts.times(room))
     return found
 
 
@@ -308,12 +300,12 @@ def exceeded(key: LineKey, amounts: Amounts, model: GpuModel, usage: QuotaUsage,
     """Say by how much a quota is passed, with all numbers, and who holds most of it."""
     quota, line, dimension = key
     asked, used, reserved, hard = amounts[dimension], usage.used[key], usage.reserved[key], usage.hard[key]
-    short, free = used + reserved + asked - hard, max(0, hard - used - reserved)
+    short, free = used + reserved + asked - hard, usage.hard.free(usage.taken, key)
     kind = "over all types" if line == ALL_TYPES else f"of {line}"
     if line not in (ALL_TYPES, model.name):
         kind += f" (as {model.name})"
-    unit = "cores (100 = one GPU)" if dimension == CORES else UNITS[dimension]
-    told = f"asked {asked} {unit} {kind}; used {used}, reserved {reserved}, hard {hard}: short by {short}"
+    told = f"asked {asked} {EXPLAINED_UNITS[dimension]} {kind}; "
+    told += f"used {used}, reserved {reserved}, hard {hard}: short by {short}"
     if used + reserved > hard:
         told += "; more is in use than the quota now allows, and nothing is admitted until it is less"
     if holders := largest(usage.holders, usage, key):

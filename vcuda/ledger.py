@@ -206,7 +206,7 @@ class Ledger:
             reserved: dict[str, Amounts] = {}
             for (charge, since), pods in self._groups.items():
                 into, count = (used if since is None else reserved), len(pods) // WIDTH
-                total = Amounts((key, amount * count) for key, amount in charge.amounts.items())
+                total = charge.amounts.times(count)
                 into[charge.model] = into.get(charge.model, Amounts()) + total
             self._usage = QuotaUsage(self.quotas, used, reserved, self.holders)
         return self._usage

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from vcuda.amounts import CORES, MEMORY, PODS, Ceiling
 from vcuda.decision import printable
 from vcuda.decoding import converted
+from vcuda.dimensions import CORES, DIMENSIONS, MEMORY, PODS
 from vcuda.gpu_model import GpuModel, matches, names_no_card, parse_model
 from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy
@@ -35,7 +35,6 @@ ALL_TYPES = "*"
 DENY: Literal["deny"] = "deny"
 ALLOW: Literal["allow"] = "allow"
 FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode")
-DIMENSIONS = (CORES, MEMORY, PODS)
 MAX_LINES = 256
 
 
@@ -75,14 +74,6 @@ class Quota(Struct, frozen=True):
     def grants(self, model: GpuModel) -> bool:
         """Tell whether this quota lets the namespace use a model at all."""
         return self.unlisted == ALLOW or any(line != ALL_TYPES for line in self.lines(model))
-
-    def ceiling(self) -> Ceiling:
-        """Give all ceilings, by quota, line and dimension."""
-        return Ceiling(
-            ((self.name, line, dimension), most)
-            for line, dimensions in self.types.items()
-            for dimension, most in dimensions.items()
-        )
 
 
 class QuotaParser:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from vcuda.amounts import CORES, MEMORY
+from vcuda.dimensions import CORES, MEMORY
 from vcuda.gpu_model import GpuModel, matches, parse_model
 from vcuda.namespace_policy import Mode, combine_policies
 from vcuda.quota import ALL_TYPES, Quota

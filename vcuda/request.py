@@ -5,8 +5,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.amounts import Amounts
 from vcuda.decision import Code, Reason, printable
+from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.names import Names
 from vcuda.pod import Container, PodSpec, ResourceList
 from vcuda.quantity import Quantity, QuantityError, parse

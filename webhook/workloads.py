@@ -169,7 +169,7 @@ def beyond_quota(making: PlannedPods, usage: QuotaUsage, demand: Demand, cards: 
         return ()
 
     def together(card_mib: int) -> Amounts:
-        return Amounts((key, amount * making.more) for key, amount in demand(card_mib).items())
+        return demand(card_mib).times(making.more)
 
     short = fit_charge(usage, together, making.parsed.options, cards).reasons
     told = f": {short[0].message}" if short else ""

@@ -18,9 +18,10 @@ from ledger.committing import LedgerCommitter, PendingChange
 from ledger.ledger_store import LedgerStore
 from ledger.quota_cache import QuotaCache
 from tests.controller.stepping import Actor, Stepping
-from vcuda.amounts import CORES, MEMORY, Amounts
-from vcuda.amounts import PODS as COUNT
+from vcuda.amounts import Amounts
 from vcuda.decision import Unavailable
+from vcuda.dimensions import CORES, MEMORY
+from vcuda.dimensions import PODS as COUNT
 from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, LedgerState, decode_ledger, pack_uid, reserve
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX, Names
 from vcuda.namespace_policy import Mode

@@ -13,9 +13,9 @@ from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS
 from controller.service import Service
 from settings.configuration import Configuration, ControllerSettings
 from tests.waiting import eventually
-from vcuda.amounts import CORES, MEMORY
 from vcuda.catalogue import decode_catalogue
 from vcuda.decision import Unavailable
+from vcuda.dimensions import CORES, MEMORY
 from vcuda.ledger import Ledger, LedgerState, decode_ledger
 from vcuda.names import (
     CATALOGUE,

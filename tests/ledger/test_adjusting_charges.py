@@ -10,8 +10,8 @@ from cluster.in_memory import InMemoryCluster
 from cluster.objects import NAMESPACES
 from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
-from vcuda.amounts import CORES, MEMORY
 from vcuda.charging import Charge
+from vcuda.dimensions import CORES, MEMORY
 from vcuda.ledger import ChargeResult, Ledger, LedgerState, PodKey, adjust_charge, pack_uid
 from vcuda.quota import parse_quota
 

@@ -13,8 +13,9 @@ from cluster.objects import CONFIG_MAPS, NAMESPACES
 from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
 from tests.waiting import eventually
-from vcuda.amounts import CORES, PODS, Amounts
+from vcuda.amounts import Amounts
 from vcuda.decision import Code, Unavailable
+from vcuda.dimensions import CORES, PODS
 from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, LedgerState, pack_uid, reserve
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX
 from vcuda.namespace_policy import Mode

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.amounts import Amounts
 from vcuda.charging import (
     ANY,
     Charge,
@@ -16,6 +16,7 @@ from vcuda.charging import (
     fit_charge,
 )
 from vcuda.decision import Code
+from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.gpu_model import parse_model
 from vcuda.pod_options import PodOptions
 from vcuda.quota import Quota, parse_quota

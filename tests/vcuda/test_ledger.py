@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.amounts import CORES, MEMORY, PODS, Amounts
+from vcuda.amounts import Amounts
 from vcuda.charging import Charge, Demand, Holder
 from vcuda.decision import Code
+from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.ledger import (
     MAX_BYTES,
     ChargeRequest,

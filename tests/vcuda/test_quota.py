@@ -2,7 +2,7 @@
 
 import pytest
 
-from vcuda.amounts import CORES, MEMORY, PODS
+from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.gpu_model import parse_model
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, combine_policies
 from vcuda.quota import Quota, QuotaError, parse_legacy_quotas, parse_quota

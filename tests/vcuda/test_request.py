@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vcuda.pods import CORE, MEMORY, NAMES, asking, container, read, sidecar
-from vcuda.amounts import CORES, Amounts
-from vcuda.amounts import MEMORY as MEMORY_MIB
+from vcuda.amounts import Amounts
 from vcuda.decision import Code, Decision, Denied, Reason, printable
+from vcuda.dimensions import CORES
+from vcuda.dimensions import MEMORY as MEMORY_MIB
 from vcuda.request import Role, effective_amounts
 from vcuda.vocabulary import Share
 
