@@ -17,11 +17,11 @@ from vcuda.decision import BadRequest, Code, Reason, printable
 from vcuda.ledger import Ledger, mark_used
 from vcuda.quota import Quota, QuotaError, QuotaMistake, parse_legacy_quotas, parse_quota
 from vcuda.strict_yaml import DocumentError, parse_documents
+from vcuda.workload_kinds import BY_GROUP_KIND
 from webhook.admission import Admission, encode_outcome
 from webhook.admission_config import AdmissionConfig
 from webhook.quota_sources import FixedQuotaSource
 from webhook.review import Request, decode_review
-from webhook.workloads import WORKLOAD_KINDS
 
 # The decoder's own words, which name a place in the review.
 WHERE = re.compile(r"^(?P<message>.*?)(?: - at `(?:key in )?`?\$(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -160,7 +160,7 @@ def review(document: dict[str, Any], namespace: str, user: str) -> Request:
 def is_judged(document: dict[str, Any]) -> bool:
     """Tell whether a document is of a kind that admission looks at."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
-    return (group, document.get("kind")) in (("", "Pod"), *WORKLOAD_KINDS) or bool(list(schema_problems(document)))
+    return (group, document.get("kind")) in (("", "Pod"), *BY_GROUP_KIND) or bool(list(schema_problems(document)))
 
 
 def invalid(told: str) -> Reason:

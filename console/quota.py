@@ -36,8 +36,8 @@ from vcuda.quota_lint import CardCapacity, QuotaWarning, lint_quotas
 from vcuda.scheme import Scheme
 from vcuda.strict_yaml import DocumentError, parse_documents
 from vcuda.vocabulary import CORES_PER_CARD
+from vcuda.workload_kinds import BY_GROUP_KIND
 from webhook.service import admission_config_of
-from webhook.workloads import WORKLOAD_KINDS
 
 if TYPE_CHECKING:
     from cluster.objects import Object
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 SHOW = "show"
 # Of a workload with more pods, the first show what becomes of them.
 MOST_REPLICAS = 1000
-TEMPLATES = {"CronJob": ("jobTemplate", "spec", "template")}
 
 Status = dict[str, Any]
 Document = dict[str, Any]
@@ -317,10 +316,10 @@ def pods_of(document: Document) -> Iterable[tuple[str, Document]]:
     if kind == "Pod":
         yield f"Pod/{name}", document | {"metadata": metadata}
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
-    if (group, kind) not in WORKLOAD_KINDS:
+    if (group, kind) not in BY_GROUP_KIND:
         return
-    outer = spec = part_of(document, "spec")
-    for step in TEMPLATES.get(kind, ("template",)):
+    outer, spec = document, document
+    for step in BY_GROUP_KIND[group, kind].template:
         outer, spec = spec, part_of(spec, step)
     count = outer.get("replicas", outer.get("parallelism", 1))
     for number in range(min(count, MOST_REPLICAS) if isinstance(count, int) else 1):

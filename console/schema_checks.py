@@ -6,24 +6,11 @@ from typing import Any
 from msgspec import Struct
 
 from vcuda.decision import Code, Reason, printable
+from vcuda.workload_kinds import BY_KIND, WORKLOAD_KINDS
 
-# Where each kind lives since the old group was removed.
-MOVED = {
-    "Deployment": "apps/v1",
-    "DaemonSet": "apps/v1",
-    "ReplicaSet": "apps/v1",
-    "StatefulSet": "apps/v1",
-    "Job": "batch/v1",
-    "CronJob": "batch/v1",
-}
 GONE = ("extensions/v1beta1", "apps/v1beta1", "apps/v1beta2", "batch/v1beta1", "batch/v2alpha1")
-NEEDS_SELECTOR = ("Deployment", "DaemonSet", "ReplicaSet", "StatefulSet")
-# Where the pods of each kind are described.
-TEMPLATES = {
-    "Pod": (),
-    "CronJob": ("spec", "jobTemplate", "spec", "template"),
-    **dict.fromkeys((*NEEDS_SELECTOR, "ReplicationController", "Job"), ("spec", "template")),
-}
+# Kinds that moved to another group when these versions were removed; a ReplicationController always was in v1.
+MOVED = {each.kind: each for each in WORKLOAD_KINDS if each.group}
 
 
 Steps = tuple[str | int, ...]
@@ -38,13 +25,13 @@ class SchemaProblem(Struct, frozen=True):
 
 def schema_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
     """Find what an API server would refuse before asking."""
-    kind = document.get("kind")
+    kind = str(document.get("kind"))
     if document.get("apiVersion") in GONE and kind in MOVED:
         yield gone(document["apiVersion"], kind)
         spec = within(document, ("spec",))
-        if kind in NEEDS_SELECTOR and spec and not spec.get("selector"):
+        if MOVED[kind].needs_selector and spec and not spec.get("selector"):
             yield unselected(kind)
-    template = TEMPLATES.get(str(kind), ())
+    template = BY_KIND[kind].template if kind in BY_KIND else ()
     for root in dict.fromkeys(((), template)):
         inner = within(document, root)
         for field in ("annotations", "labels"):
@@ -111,7 +98,7 @@ def gone(version: str, kind: str) -> SchemaProblem:
         field="apiVersion",
         value=version,
         message=f"no longer served by any Kubernetes that Quotient runs on, not for a {kind}",
-        remedy=f"write {MOVED[kind]}",
+        remedy=f"write {MOVED[kind].api_version}",
     )
     return SchemaProblem(reason, ("apiVersion",))
 
@@ -122,7 +109,7 @@ def unselected(kind: str) -> SchemaProblem:
         code=Code.API_VERSION_GONE,
         field="spec.selector",
         value="",
-        message=f"a {kind} of {MOVED[kind]} needs a selector; older versions took it from the template's labels",
+        message=f"{MOVED[kind].api_version} requires a selector for a {kind}; older versions took it from the template's labels",
         remedy="add selector.matchLabels with the labels of the template",
     )
     return SchemaProblem(reason, ("spec", "selector"))
@@ -143,7 +130,7 @@ def repaired_document(document: dict[str, Any], sources: Mapping[Steps, str] | N
         if found.reason.code is Code.TEXT_EXPECTED:
             place[last] = sources.get(found.steps) or as_text(place[last])
         elif found.steps == ("apiVersion",):
-            place[last] = MOVED[document["kind"]]
+            place[last] = MOVED[document["kind"]].api_version
         else:
             place[last] = {"matchLabels": within(made, ("spec", "template", "metadata", "labels"))}
     return made

@@ -42,7 +42,7 @@ def status_of(
     """
     return {
         "v": VERSION,
-        "mode": str(ledger.policy.mode or cluster_mode),
+        "mode": str(ledger.policy.effective_mode(cluster_mode)),
         "quotas": [
             {"name": quota.name, "types": {line: dimensions(ledger, quota.name, line) for line in quota.types}}
             for quota in ledger.quotas
@@ -72,7 +72,7 @@ def dimensions(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int
 def notes(ledger: Ledger, cluster_mode: Mode, mistakes: Mapping[str, Sequence[str]]) -> list[str]:
     """Say what is amiss."""
     usage = ledger.usage
-    audit = (ledger.policy.mode or cluster_mode) is Mode.AUDIT
+    audit = ledger.policy.effective_mode(cluster_mode) is Mode.AUDIT
     follows = (
         "only watched, nothing is refused"
         if audit

@@ -319,7 +319,7 @@ class ChargeResult(Struct, frozen=True):
 
 def reserve(ledger: Ledger, claim: ChargeRequest, now_s: int, cluster_mode: Mode) -> ChargeResult:
     """Charge a pod that is about to be created, once; refuse it if there is no room."""
-    enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
+    enforced = ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE
     if ledger.state is not LedgerState.OPEN:
         told = (ledger_not_open(ledger.state),)
         return ChargeResult(reasons=told) if enforced else ChargeResult(audited=told)
@@ -359,7 +359,7 @@ def adjust_charge(ledger: Ledger, pod: PodKey, charge: Charge, cluster_mode: Mod
     asked = usage.charged(model, charge.amounts)
     missing = [key for key in usage.short(model, charge.amounts) if asked[key] > held[key]]
     reasons = tuple(exceeded(key, charge.amounts, model, usage) for key in missing)
-    enforced = (ledger.policy.mode or cluster_mode) is Mode.ENFORCE
+    enforced = ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE
     if reasons and enforced:
         return ChargeResult(reasons=reasons)
     ledger.put(pod, charge, None)

@@ -36,6 +36,10 @@ class NamespacePolicy(Struct, frozen=True):
     core_limit: CoreLimitPolicy = CoreLimitPolicy()
     mode: Mode | None = None
 
+    def effective_mode(self, cluster_mode: Mode) -> Mode:
+        """Return the mode in force: the namespace's own, or the cluster's where its quotas set none."""
+        return self.mode or cluster_mode
+
 
 def combine_policies(policies: Sequence[NamespacePolicy]) -> NamespacePolicy:
     """Apply several policies at once: the pools all of them allow, the lowest burst, the stricter mode."""

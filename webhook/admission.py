@@ -18,6 +18,7 @@ from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, merge_newer_quotas
 from vcuda.names import MIRROR
 from vcuda.namespace_policy import Mode, NamespacePolicy
 from vcuda.quota import Quota
+from vcuda.workload_kinds import BY_GROUP_KIND
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import clean_environment, containers_of, rewrite
 from webhook.objects import Binding, ConfigMap, Pod
@@ -37,7 +38,6 @@ from webhook.validating import (
 )
 from webhook.validating_quotas import check_quota
 from webhook.workloads import (
-    WORKLOAD_KINDS,
     PlannedPods,
     beyond_quota,
     check_workload,
@@ -121,7 +121,7 @@ class Admission:
         if request.operation not in (CREATE, UPDATE) or self._looks_on(policy):
             return AdmissionOutcome(ALLOWED, [])
         draft, early = self._draft(request, policy)
-        if early.reasons and self._mode(policy) is Mode.ENFORCE:
+        if early.reasons and self._is_enforced(policy):
             return AdmissionOutcome(early, [])
         return AdmissionOutcome(Decision(warnings=tuple(draft.warnings)), draft.operations)
 
@@ -131,7 +131,7 @@ class Admission:
         if request.operation not in (CREATE, UPDATE):
             return AdmissionOutcome(ALLOWED, [])
         decision, wanted = self._check(request, policy, pod_to_bind)
-        if decision.allowed or self._mode(policy) is Mode.ENFORCE:
+        if decision.allowed or self._is_enforced(policy):
             return AdmissionOutcome(decision, [], wanted=wanted if decision.allowed else None)
         told = [audit_of(reason) for reason in decision.reasons]
         return AdmissionOutcome(Decision(warnings=(*decision.warnings, *told)), [], decision)
@@ -143,8 +143,8 @@ class Admission:
         binding = decode_object(request.object, Binding, "request.object")
         return request.namespace, binding.metadata.name or request.name
 
-    def _mode(self, policy: NamespacePolicy) -> Mode:
-        return policy.mode or self.config.cluster_mode
+    def _is_enforced(self, policy: NamespacePolicy) -> bool:
+        return policy.effective_mode(self.config.cluster_mode) is Mode.ENFORCE
 
     def _looks_on(self, policy: NamespacePolicy) -> bool:
         """Tell whether the cluster is only being watched: then nothing is rewritten either."""
@@ -163,7 +163,7 @@ class Admission:
             parsed = parse_pod(pod, self.config, policy)
             early = pod_mistakes(pod, parsed, self.config, policy) if self._is_refused_early(pod, parsed) else []
             return rewrite(pod, parsed, self.config, policy), Decision(tuple(early)) if early else ALLOWED
-        if kind in WORKLOAD_KINDS and not request.sub_resource:
+        if kind in BY_GROUP_KIND and not request.sub_resource:
             return self._draft_workload(request, policy)
         return PatchBuilder(), Decision()
 
@@ -225,7 +225,7 @@ class Admission:
         if kind == CONFIG_MAP:
             found = decode_object(request.object, ConfigMap, "request.object")
             return check_quota(found, request.namespace, request.name, self.config), None
-        if kind in WORKLOAD_KINDS and not request.sub_resource:
+        if kind in BY_GROUP_KIND and not request.sub_resource:
             return self._check_workload(request, policy)
         return ALLOWED, None
 

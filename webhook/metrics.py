@@ -13,15 +13,15 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from ledger.committing import CommitCounts
+from vcuda.workload_kinds import BY_KIND
 from webhook.admission import AdmissionOutcome
 from webhook.review import Request
-from webhook.workloads import WORKLOAD_KINDS as WORKLOADS
 
 # The API server's own buckets for webhooks, and finer ones below, where we mean to be.
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0)
 BOUNDS = (*map(str, BUCKETS), "+Inf")
 # Kinds come from callers: whatever is not here is counted together, or anybody could fill the memory with series.
-KINDS = frozenset(("Pod", "Binding", *(kind for _, kind in WORKLOADS)))
+KINDS = frozenset(("Pod", "Binding", *BY_KIND))
 OPERATIONS = frozenset(("CREATE", "UPDATE", "DELETE", "CONNECT"))
 OTHER = "other"
 BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200)

@@ -10,18 +10,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from vcuda.names import ANCESTOR_OWNED
+from vcuda.workload_kinds import CRON_JOB_TEMPLATE, TEMPLATE, WORKLOAD_KINDS
 from webhook.admission_config import KUBE_SCHEDULER, AdmissionConfig
 from webhook.quota_policy import elsewhere, is_quota, quota_policy_objects
 
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
 NAME = "quotient"
 TIMEOUT_S = 10
-WORKLOADS = {
-    "apps": ["deployments", "statefulsets", "daemonsets", "replicasets"],
-    "": ["replicationcontrollers"],
-    "batch": ["jobs"],
-}
-CRON_JOBS = {"batch": ["cronjobs"]}
 
 
 def registration(config: AdmissionConfig, target: str, ca_bundle: bytes = b"") -> list[dict[str, Any]]:
@@ -38,16 +33,9 @@ def configuration(config: AdmissionConfig, target: str, ca_bundle: bytes, *, mut
     route = "mutate" if mutating else "validate"
     hooks = [
         hook(f"pods.{route}", pod_rules(), [speaks(config, "spec", "metadata")]),
-        hook(
-            f"workloads.{route}",
-            created_and_updated(WORKLOADS),
-            [uncontrolled(), speaks(config, "spec.template.spec", "spec.template.metadata")],
-        ),
-        hook(
-            f"cronjobs.{route}",
-            created_and_updated(CRON_JOBS),
-            [speaks(config, "spec.jobTemplate.spec.template.spec", "spec.jobTemplate.spec.template.metadata")],
-        ),
+        # One condition names one path: workloads are registered by where they keep their template.
+        hook(f"workloads.{route}", workload_rules(TEMPLATE), [uncontrolled(), speaks_in_template(config, TEMPLATE)]),
+        hook(f"cronjobs.{route}", workload_rules(CRON_JOB_TEMPLATE), [speaks_in_template(config, CRON_JOB_TEMPLATE)]),
     ]
     if not mutating:
         hooks.append(
@@ -107,6 +95,20 @@ def pod_rule(operations: list[str], *resources: str) -> dict[str, Any]:
         "operations": operations,
         "resources": list(resources),
     }
+
+
+def workload_rules(template: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Match the workloads that keep their pod template at this path."""
+    plurals: dict[str, list[str]] = {}
+    for each in WORKLOAD_KINDS:
+        if each.template == template:
+            plurals.setdefault(each.group, []).append(each.plural)
+    return created_and_updated(plurals)
+
+
+def speaks_in_template(config: AdmissionConfig, template: tuple[str, ...]) -> dict[str, str]:
+    path = ".".join(template)
+    return speaks(config, f"{path}.spec", f"{path}.metadata")
 
 
 def created_and_updated(resources: dict[str, list[str]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from vcuda.charging import Demand, QuotaUsage, count_fitting, fit_charge
 from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED
 from vcuda.namespace_policy import NamespacePolicy
+from vcuda.workload_kinds import BY_GROUP_KIND, CRON_JOB_TEMPLATE
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of, dotted, rewrite
 from webhook.objects import CronJob, Metadata, Pod, Template, Workload
@@ -25,19 +26,6 @@ from webhook.pod_warnings import misplaced_annotations, pod_warnings
 from webhook.review import Request, decode_object
 from webhook.template_fractions import rewrite_fractions
 from webhook.validating import moved, pod_mistakes
-
-TEMPLATE = "/spec/template"
-CRON_TEMPLATE = "/spec/jobTemplate/spec/template"
-CRON_JOB = ("batch", "CronJob")
-WORKLOAD_KINDS = (
-    ("apps", "Deployment"),
-    ("apps", "StatefulSet"),
-    ("apps", "DaemonSet"),
-    ("apps", "ReplicaSet"),
-    ("", "ReplicationController"),
-    ("batch", "Job"),
-    CRON_JOB,
-)
 
 
 class TemplatedWorkload(Struct, frozen=True):
@@ -55,13 +43,14 @@ class TemplatedWorkload(Struct, frozen=True):
 
 def read_workload(raw: Raw, request: Request, where: str) -> TemplatedWorkload:
     """Read a workload under review."""
-    if (request.kind.group, request.kind.kind) == CRON_JOB:
+    kind = BY_GROUP_KIND[request.kind.group, request.kind.kind]
+    if kind.template == CRON_JOB_TEMPLATE:
         cron = decode_object(raw, CronJob, where)
         job = cron.spec.job_template or Workload(Metadata())
-        return TemplatedWorkload(cron.metadata, template_of(job), job.spec.parallelism or 1, CRON_TEMPLATE)
+        return TemplatedWorkload(cron.metadata, template_of(job), job.spec.parallelism or 1, kind.template_pointer)
     found = decode_object(raw, Workload, where)
     chosen = [number for number in (found.spec.replicas, found.spec.parallelism) if number is not None]
-    return TemplatedWorkload(found.metadata, template_of(found), chosen[0] if chosen else 1, TEMPLATE)
+    return TemplatedWorkload(found.metadata, template_of(found), chosen[0] if chosen else 1, kind.template_pointer)
 
 
 def template_of(workload: Workload) -> Raw:
