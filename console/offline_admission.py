@@ -124,8 +124,8 @@ def validate(
     """Ask the other question, and charge what is allowed; the documents before have been charged already."""
     named = document | {"metadata": document["metadata"] | {"uid": str(uuid.uuid4())}}
     outcome = admission.validate(review(named, ledger.namespace, user))
-    if outcome.wanted is not None:
-        outcome = outcome.settled(outcome.wanted.change(ledger))
+    if outcome.ledger_request is not None:
+        outcome = outcome.with_charge(admission.apply(outcome.ledger_request, ledger))
         for key, _ in list(ledger.reservations()):
             mark_used(ledger, key)
     return list(outcome.decision.reasons), list(outcome.decision.warnings)

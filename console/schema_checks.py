@@ -109,7 +109,7 @@ def unselected(kind: str) -> SchemaProblem:
         code=Code.API_VERSION_GONE,
         field="spec.selector",
         value="",
-        message=f"{MOVED[kind].api_version} requires a selector for a {kind}; older versions took it from the template's labels",
+        message=f"a {kind} of {MOVED[kind].api_version} needs a selector; older versions copied the template's labels",
         remedy="add selector.matchLabels with the labels of the template",
     )
     return SchemaProblem(reason, ("spec", "selector"))

@@ -7,12 +7,21 @@ old, or that wakes up after a long pause, may free too late, and never too early
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from functools import partial
 
 from msgspec import Struct
 
 from controller.pod_usage import PodUsage
-from vcuda.charging import ANY, DEFAULT_REMEDIES, Candidate, Charge, Holder, RemedyContext, candidates, charge_on
+from vcuda.charging import (
+    ANY,
+    DEFAULT_REMEDIES,
+    Candidate,
+    Charge,
+    Holder,
+    PodDemand,
+    RemedyContext,
+    candidates,
+    charge_on,
+)
 from vcuda.decision import Reason
 from vcuda.ledger import MAX_HOLDERS, ChargeRequest, Ledger, LedgerState, PodKey, mark_used, reserve
 from vcuda.namespace_policy import Mode
@@ -75,7 +84,7 @@ def record(ledger: Ledger, pod: PodKey, held: PodUsage, view: NamespaceView) -> 
 def estimated_charge(ledger: Ledger, held: PodUsage, view: NamespaceView) -> Charge:
     """Say what a pod on an unknown card is charged: the first model it may run on."""
     first = next(iter(candidates(ledger.quotas, held.options, view.cards)), Candidate(ANY, 0))
-    return charge_on(first, partial(held.request.demand, unit_mib=view.unit_mib))[0]
+    return charge_on(first, PodDemand(held.request, view.unit_mib))[0]
 
 
 def admit_waiting(ledger: Ledger, view: NamespaceView, now_s: float) -> dict[PodKey, tuple[Reason, ...]]:
@@ -91,7 +100,7 @@ def admit_waiting(ledger: Ledger, view: NamespaceView, now_s: float) -> dict[Pod
     ]
     for _, _, pod in sorted(uncharged):
         held = view.holdings[pod]
-        demand = partial(held.request.demand, unit_mib=view.unit_mib)
+        demand = PodDemand(held.request, view.unit_mib)
         verdict = reserve(
             ledger,
             ChargeRequest(pod, demand, held.options, view.cards, remedies=view.remedies),

@@ -46,7 +46,7 @@ class PendingChange(Struct, frozen=True):
     change: LedgerChange
     until: float
     done: OnResult
-    only_looks: bool = False
+    read_only: bool = False
 
 
 class CommitCounts:
@@ -62,7 +62,7 @@ class LedgerWriter(Protocol):
     """Who changes ledgers."""
 
     def submit(
-        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, only_looks: bool = False
+        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, read_only: bool = False
     ) -> None:
         """Change a ledger some time soon; `done` is called once, on any thread, with what came of it.
 
@@ -70,7 +70,7 @@ class LedgerWriter(Protocol):
         """
         ...
 
-    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, only_looks: bool = False) -> ChargeResult:
+    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, read_only: bool = False) -> ChargeResult:
         """Change a ledger, and wait for what comes of it."""
         ...
 
@@ -116,17 +116,17 @@ class LedgerCommitter:
         return all(thread.is_alive() for thread in self._threads)
 
     def submit(
-        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, only_looks: bool = False
+        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, read_only: bool = False
     ) -> None:
         """Change a ledger some time soon; `done` is called once, on another thread, with what came of it."""
         with self._lock:
             if self._stopping:
                 raise Unavailable("this process is ending")
-            waiter = PendingChange(change, self._clock() + within_s, done, only_looks)
+            waiter = PendingChange(change, self._clock() + within_s, done, read_only)
             self._waiting.setdefault(namespace, []).append(waiter)
         self._turns.want(namespace)
 
-    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, only_looks: bool = False) -> ChargeResult:
+    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, read_only: bool = False) -> ChargeResult:
         """Change a ledger, and wait for what comes of it."""
         answer: Future[ChargeResult] = Future()
 
@@ -136,7 +136,7 @@ class LedgerCommitter:
             else:
                 answer.set_result(outcome)
 
-        self.submit(namespace, change, within_s, done, only_looks=only_looks)
+        self.submit(namespace, change, within_s, done, read_only=read_only)
         try:
             return answer.result(within_s + 1.0)
         except Overdue:
@@ -207,11 +207,11 @@ class LedgerCommitter:
         self, namespace: str, ledger_store: LedgerStore, page: StoredLedger | None, waiters: list[PendingChange]
     ) -> None:
         """Ask for a ledger that is not there, and look again soon; who only looks is answered as if it were empty."""
-        looking = [waiter for waiter in waiters if waiter.only_looks]
+        looking = [waiter for waiter in waiters if waiter.read_only]
         outcomes, _ = apply_changes(Ledger(namespace, LedgerState.OPEN), looking)
         for waiter, outcome in zip(looking, outcomes, strict=True):
             waiter.done(outcome)
-        waiters = [waiter for waiter in waiters if not waiter.only_looks]
+        waiters = [waiter for waiter in waiters if not waiter.read_only]
         if page is None and waiters:
             ledger_store.want(namespace)
         # Who cannot wait until the next look is told what he waited for, rather than nothing.
@@ -251,11 +251,11 @@ class InMemoryLedgers:
         return found
 
     def submit(
-        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, only_looks: bool = False
+        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, read_only: bool = False
     ) -> None:
         """Change a ledger at once."""
         try:
-            outcome: ChargeResult | Exception = self.apply(namespace, change, within_s, only_looks=only_looks)
+            outcome: ChargeResult | Exception = self.apply(namespace, change, within_s, read_only=read_only)
         except Exception as broken:  # the caller is told, as by a Cashier
             outcome = broken
         done(outcome)
@@ -266,11 +266,11 @@ class InMemoryLedgers:
         change: LedgerChange,
         within_s: float,  # noqa: ARG002 - nobody waits
         *,
-        only_looks: bool = False,
+        read_only: bool = False,
     ) -> ChargeResult:
         """Change a ledger at once, and say what came of it."""
         with self._lock:
-            return change(self.ledger(namespace).copy() if only_looks else self.ledger(namespace))
+            return change(self.ledger(namespace).copy() if read_only else self.ledger(namespace))
 
 
 def apply_changes(before: Ledger, waiters: list[PendingChange]) -> tuple[list[ChargeResult | Exception], Ledger]:
@@ -279,7 +279,7 @@ def apply_changes(before: Ledger, waiters: list[PendingChange]) -> tuple[list[Ch
     outcomes: list[ChargeResult | Exception] = []
     for waiter in waiters:
         try:
-            outcomes.append(waiter.change(ledger.copy() if waiter.only_looks else ledger))
+            outcomes.append(waiter.change(ledger.copy() if waiter.read_only else ledger))
         except Exception as broken:  # one caller's fault must not cost the others their answers
             outcomes.append(broken)
     return outcomes, ledger

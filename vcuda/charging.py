@@ -17,6 +17,7 @@ from vcuda.dimensions import CORES, EXPLAINED_UNITS, MEMORY, PODS, UNITS
 from vcuda.gpu_model import GpuModel, matches, parse_model
 from vcuda.pod_options import PodOptions
 from vcuda.quota import ALL_TYPES, DENY, Quota
+from vcuda.request import PodRequest
 from vcuda.vocabulary import CORES_PER_CARD
 
 # Stands for the models of a pod that names none, where neither quotas nor nodes name any.
@@ -27,6 +28,18 @@ MAX_HOLDERS_TOLD = 3
 LineKey = tuple[str, str, str]
 # What a pod needs on cards of a size.
 Demand = Callable[[int], Amounts]
+
+
+class PodDemand(Struct, frozen=True):
+    """The demand of a number of equal pods, as data: it can be compared, shown and handed to another thread."""
+
+    request: PodRequest
+    unit_mib: int
+    count: int = 1
+
+    def __call__(self, card_mib: int) -> Amounts:
+        amounts = self.request.demand(card_mib, self.unit_mib)
+        return amounts if self.count == 1 else amounts.times(self.count)
 
 
 class RemedyContext(Struct, frozen=True):

@@ -1,18 +1,18 @@
-"""The two questions an API server asks, answered: what an object needs, and whether it may be.
+"""Admission decisions: `mutate` returns the patch of an object, `validate` whether it is allowed.
 
-Both serving paths call these functions and nothing else, so that no rule depends on how a review arrived.
+Both are functions of the review, the configuration and the namespace's quotas, and return data. Both HTTP paths call
+them and nothing else, so no rule depends on how a review arrived. What a decision needs of the namespace's ledger is
+returned as a `LedgerRequest`; `Admission.apply` is what the ledger's writer runs for it.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
 
-from vcuda.amounts import Amounts
 from vcuda.catalogue import CardModel, card_sizes_mib
-from vcuda.charging import RemedyContext
+from vcuda.charging import PodDemand, RemedyContext
 from vcuda.decision import BadRequest, Code, Decision, Reason
 from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, merge_newer_quotas, pack_uid, reserve
 from vcuda.names import MIRROR
@@ -39,9 +39,9 @@ from webhook.validating import (
 from webhook.validating_quotas import check_quota
 from webhook.workloads import (
     PlannedPods,
-    beyond_quota,
     check_workload,
     patched,
+    quota_warnings,
     read_workload,
     rewrite_workload_fractions,
     template_mistakes,
@@ -50,65 +50,70 @@ from webhook.workloads import (
 CREATE, UPDATE = "CREATE", "UPDATE"
 POD, BINDING, CONFIG_MAP = ("", "Pod"), ("", "Binding"), ("", "ConfigMap")
 EPHEMERAL = "ephemeralcontainers"
-# The API server itself refuses these before it asks a validating webhook, and in words that help nobody.
+# The API server rejects these itself before it calls validating webhooks, with a message that names no remedy. So the
+# mutating webhook refuses them.
 REFUSED_EARLY = (Code.QUANTITY_INVALID, Code.REQUEST_DIFFERS)
-
 
 ALLOWED = Decision()
 
 
 class QuotaSource(Protocol):
-    """What namespaces are held to."""
+    """The quotas of all namespaces, and the card models of the cluster."""
 
     def policy(self, namespace: str) -> NamespacePolicy:
-        """Give the policy of a namespace; Unavailable while it is not known."""
+        """Return the policy of a namespace; raises Unavailable until quotas are synced."""
         ...
 
     def quotas(self, namespace: str) -> tuple[Sequence[Quota], Mapping[str, int]]:
-        """Give the quotas of a namespace, and the version of each."""
+        """Return the quotas of a namespace, and the resource version of each by name."""
         ...
 
     @property
     def cards(self) -> Sequence[CardModel]:
-        """Give the kinds of cards that the cluster has."""
+        """The card models that the cluster's nodes have."""
         ...
 
 
-class Wanted(Struct, frozen=True):
-    """What has to be done to the namespace's ledger before a decision counts.
+class LedgerRequest(Struct, frozen=True):
+    """What a decision needs of the namespace's ledger: a charge for a pod, or how many planned pods would fit."""
 
-    A dry run only looks at it. Advice does so, too, and if there is none, the decision stands all the same.
-    """
+    namespace: str
+    charge: ChargeRequest | None = None
+    planned: PlannedPods | None = None
 
-    change: Callable[[Ledger], ChargeResult]
-    only_looks: bool = False
-    is_advice: bool = False
+    @property
+    def is_read_only(self) -> bool:
+        return self.charge is None or self.charge.dry_run
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether the decision stands without an answer: planned pods only get a warning."""
+        return self.charge is None
 
 
 class AdmissionOutcome(Struct, frozen=True):
-    """What was decided on one review, as it is counted and shown. `audited` are reasons that did not refuse."""
+    """A decision with its patch. `audited` has the reasons that would refuse the object if its mode were enforce."""
 
     decision: Decision
     operations: list[dict[str, object]]
     audited: Decision = ALLOWED
-    wanted: Wanted | None = None
+    ledger_request: LedgerRequest | None = None
 
-    def settled(self, verdict: ChargeResult) -> "AdmissionOutcome":
-        """Give what is decided after the ledger has spoken."""
-        if verdict.reasons:
-            return AdmissionOutcome(Decision(verdict.reasons, self.decision.warnings), [])
-        told = (*self.decision.warnings, *verdict.warnings, *map(audit_of, verdict.audited))
-        audited = self.audited + Decision(verdict.audited)
-        return AdmissionOutcome(Decision(warnings=told), self.operations, audited)
+    def with_charge(self, result: ChargeResult) -> "AdmissionOutcome":
+        """Return the final outcome, given the ledger's answer."""
+        if result.reasons:
+            return AdmissionOutcome(Decision(result.reasons, self.decision.warnings), [])
+        warnings = (*self.decision.warnings, *result.warnings, *map(audit_warning, result.audited))
+        audited = self.audited + Decision(result.audited)
+        return AdmissionOutcome(Decision(warnings=warnings), self.operations, audited)
 
 
-def audit_of(reason: Reason) -> str:
-    """Tell what would be refused."""
+def audit_warning(reason: Reason) -> str:
     return truncate_warning(f"audit: would be refused: {reason}")
 
 
 class Admission:
-    """Answers reviews by the rules of a cluster and the policies of its namespaces."""
+    """Decides on reviews."""
 
     def __init__(
         self, config: AdmissionConfig, quota_source: QuotaSource, now: Callable[[], float] = time.time
@@ -116,28 +121,38 @@ class Admission:
         self.config, self.quota_source, self._now = config, quota_source, now
 
     def mutate(self, request: Request) -> AdmissionOutcome:
-        """Say what an object needs."""
         policy = self.quota_source.policy(request.namespace)
-        if request.operation not in (CREATE, UPDATE) or self._looks_on(policy):
+        if request.operation not in (CREATE, UPDATE) or self._only_observes(policy):
             return AdmissionOutcome(ALLOWED, [])
-        draft, early = self._draft(request, policy)
+        patch, early = self._build_patch(request, policy)
         if early.reasons and self._is_enforced(policy):
             return AdmissionOutcome(early, [])
-        return AdmissionOutcome(Decision(warnings=tuple(draft.warnings)), draft.operations)
+        return AdmissionOutcome(Decision(warnings=tuple(patch.warnings)), patch.operations)
 
     def validate(self, request: Request, pod_to_bind: PodToBind | None = None) -> AdmissionOutcome:
-        """Say whether an object may be. `bound` is the pod of a binding, if it is known."""
+        """Decide whether an object is allowed. `pod_to_bind` is the pod of a Binding, if it exists."""
         policy = self.quota_source.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE):
             return AdmissionOutcome(ALLOWED, [])
-        decision, wanted = self._check(request, policy, pod_to_bind)
+        decision, ledger_request = self._check(request, policy, pod_to_bind)
         if decision.allowed or self._is_enforced(policy):
-            return AdmissionOutcome(decision, [], wanted=wanted if decision.allowed else None)
-        told = [audit_of(reason) for reason in decision.reasons]
-        return AdmissionOutcome(Decision(warnings=(*decision.warnings, *told)), [], decision)
+            return AdmissionOutcome(decision, [], ledger_request=ledger_request if decision.allowed else None)
+        warnings = [audit_warning(reason) for reason in decision.reasons]
+        return AdmissionOutcome(Decision(warnings=(*decision.warnings, *warnings)), [], decision)
 
-    def pod_to_bind(self, request: Request) -> tuple[str, str] | None:
-        """Name the pod that has to be looked up before a binding can be judged."""
+    def apply(self, request: LedgerRequest, ledger: Ledger) -> ChargeResult:
+        """Charge a pod to a ledger, or count planned pods against it.
+
+        The ledger holds the quotas it was last charged with. Quotas that this process has seen in a newer version are
+        merged first, so that a lowered quota applies at once.
+        """
+        merge_newer_quotas(ledger, *self.quota_source.quotas(request.namespace))
+        if request.charge is not None:
+            return reserve(ledger, request.charge, int(self._now()), self.config.cluster_mode)
+        return ChargeResult(warnings=quota_warnings(request.planned, ledger.usage) if request.planned else ())
+
+    def binding_pod(self, request: Request) -> tuple[str, str] | None:
+        """Return namespace and name of the pod that has to be read before a Binding can be decided on."""
         if not is_binding(request) or self.config.may_bind(request.user_info.username):
             return None
         binding = decode_object(request.object, Binding, "request.object")
@@ -146,31 +161,32 @@ class Admission:
     def _is_enforced(self, policy: NamespacePolicy) -> bool:
         return policy.effective_mode(self.config.cluster_mode) is Mode.ENFORCE
 
-    def _looks_on(self, policy: NamespacePolicy) -> bool:
-        """Tell whether the cluster is only being watched: then nothing is rewritten either."""
+    def _only_observes(self, policy: NamespacePolicy) -> bool:
+        """Whether pods are left unchanged: the cluster is in audit mode, and the namespace has not opted in."""
         return policy.mode is None and self.config.cluster_mode is Mode.AUDIT
 
-    def _draft(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
-        """Draft the patch, and find what has to be refused before the API server does."""
+    def _build_patch(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
+        """Return the patch, and what has to be refused before the API server's own validation does."""
         kind = (request.kind.group, request.kind.kind)
         if kind == POD and request.sub_resource == EPHEMERAL:
-            return self._draft_ephemeral(request), Decision()
+            return self._patch_ephemeral(request), ALLOWED
         if kind == POD and not request.sub_resource:
             if request.operation == UPDATE:
-                draft, reasons = restore(new_pod(request), old_pod(request), self.config)
-                return draft, Decision(tuple(reasons))
+                patch, reasons = restore(new_pod(request), old_pod(request), self.config)
+                return patch, Decision(tuple(reasons))
             pod = new_pod(request)
             parsed = parse_pod(pod, self.config, policy)
             early = pod_mistakes(pod, parsed, self.config, policy) if self._is_refused_early(pod, parsed) else []
             return rewrite(pod, parsed, self.config, policy), Decision(tuple(early)) if early else ALLOWED
         if kind in BY_GROUP_KIND and not request.sub_resource:
-            return self._draft_workload(request, policy)
-        return PatchBuilder(), Decision()
+            return self._patch_workload(request, policy)
+        return PatchBuilder(), ALLOWED
 
     def _is_refused_early(self, pod: Pod, parsed: ParsedPod) -> bool:
-        """Tell whether the API server would refuse a pod before it asks a validating webhook.
+        """Whether the API server would reject a pod before it calls a validating webhook.
 
-        A pod with mistakes is not rewritten, so that a part of a card in it stays one.
+        A pod with mistakes is not rewritten, so a fraction such as `0.3` stays in it, and no extended resource may be
+        a fraction.
         """
         return bool(parsed.reasons) and (
             any(reason.code in REFUSED_EARLY for reason in parsed.reasons)
@@ -182,38 +198,31 @@ class Admission:
             )
         )
 
-    def _draft_ephemeral(self, request: Request) -> PatchBuilder:
-        """Blind the containers that are added to a running GPU pod."""
-        new, old, draft = new_pod(request), old_pod(request), PatchBuilder()
+    def _patch_ephemeral(self, request: Request) -> PatchBuilder:
+        """Hide the GPUs from containers that are added to a running GPU pod."""
+        new, old, patch = new_pod(request), old_pod(request), PatchBuilder()
         known = {container.name for container in old.spec.ephemeral_containers or ()}
         if is_governed(old, self.config):
             for index, container in enumerate(new.spec.ephemeral_containers or ()):
                 if container.name not in known:
-                    clean_environment(f"/spec/ephemeralContainers/{index}", container, draft, has_gpu=False)
-        return draft
+                    clean_environment(f"/spec/ephemeralContainers/{index}", container, patch, has_gpu=False)
+        return patch
 
-    def _draft_workload(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
-        maker = read_workload(request.object, request, "request.object")
+    def _patch_workload(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
+        workload = read_workload(request.object, request, "request.object")
         before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-        draft = rewrite_workload_fractions(maker, before, request, self.config)
-        if maker.metadata.is_controlled:
-            return draft, ALLOWED
-        if draft.operations:
-            maker = read_workload(patched(request.object, draft.operations), request, "request.object")
-        pod, parsed, wrong = template_mistakes(maker, self.config, policy)
-        early = any(reason.code is Code.LIMIT_MISSING for reason in wrong) or self._is_refused_early(pod, parsed)
-        return draft, Decision(tuple(wrong)) if early else ALLOWED
-
-    def _check_update(self, request: Request, policy: NamespacePolicy) -> Decision:
-        """Check a change to a pod, by whichever way it comes: its annotations can be changed by its status, too."""
-        new, old = new_pod(request), old_pod(request)
-        if request.sub_resource == EPHEMERAL:
-            return check_ephemeral(new, old, parse_pod(old, self.config, policy), self.config)
-        return check_updated(new, old, self.config, request.user_info)
+        patch = rewrite_workload_fractions(workload, before, request, self.config)
+        if workload.metadata.is_controlled:
+            return patch, ALLOWED
+        if patch.operations:
+            workload = read_workload(patched(request.object, patch.operations), request, "request.object")
+        pod, parsed, mistakes = template_mistakes(workload, self.config, policy)
+        early = any(reason.code is Code.LIMIT_MISSING for reason in mistakes) or self._is_refused_early(pod, parsed)
+        return patch, Decision(tuple(mistakes)) if early else ALLOWED
 
     def _check(
         self, request: Request, policy: NamespacePolicy, pod_to_bind: PodToBind | None
-    ) -> tuple[Decision, Wanted | None]:
+    ) -> tuple[Decision, LedgerRequest | None]:
         kind = (request.kind.group, request.kind.kind)
         if is_binding(request):
             binding = decode_object(request.object, Binding, "request.object")
@@ -223,28 +232,33 @@ class Admission:
         if kind == POD and not request.sub_resource:
             return self._check_creation(request, policy)
         if kind == CONFIG_MAP:
-            found = decode_object(request.object, ConfigMap, "request.object")
-            return check_quota(found, request.namespace, request.name, self.config), None
+            config_map = decode_object(request.object, ConfigMap, "request.object")
+            return check_quota(config_map, request.namespace, request.name, self.config), None
         if kind in BY_GROUP_KIND and not request.sub_resource:
             return self._check_workload(request, policy)
         return ALLOWED, None
 
-    def _check_workload(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, Wanted | None]:
-        """Check a workload, and ask how many of its pods find room."""
-        maker = read_workload(request.object, request, "request.object")
-        before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-        decision, more = check_workload(maker, before, self.config, policy)
-        if more is None:
-            return decision, None
-        count = self._counting(more, request.namespace, policy)
-        return decision, Wanted(count, only_looks=True, is_advice=True)
+    def _check_update(self, request: Request, policy: NamespacePolicy) -> Decision:
+        """Check an update of a pod, by any subresource: annotations can be changed through `pods/status` as well."""
+        new, old = new_pod(request), old_pod(request)
+        if request.sub_resource == EPHEMERAL:
+            return check_ephemeral(new, old, parse_pod(old, self.config, policy), self.config)
+        return check_updated(new, old, self.config, request.user_info)
 
-    def _check_creation(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, Wanted | None]:
-        """Check a new pod, and say what it has to be charged."""
+    def _check_workload(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, LedgerRequest | None]:
+        workload = read_workload(request.object, request, "request.object")
+        before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
+        decision, parsed, more = check_workload(workload, before, self.config, policy)
+        if parsed is None:
+            return decision, None
+        planned = PlannedPods(self._demand(parsed), parsed.options, self._cards(policy), more)
+        return decision, LedgerRequest(request.namespace, planned=planned)
+
+    def _check_creation(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, LedgerRequest | None]:
         pod = new_pod(request)
         parsed = parse_pod(pod, self.config, policy)
-        if self._looks_on(policy):
-            # Nobody rewrote it, and nobody will: what counts is what its author would have to change.
+        if self._only_observes(policy):
+            # The pod was not rewritten, so it is only checked for mistakes of its author.
             decision = Decision(tuple(pod_mistakes(pod, parsed, self.config, policy)))
         else:
             decision = check_created(pod, parsed, self.config, policy, request.user_info)
@@ -253,65 +267,42 @@ class Admission:
         try:
             key = pack_uid(pod.metadata.uid)
         except ValueError:
-            raise BadRequest(f"request.object.metadata.uid is {pod.metadata.uid!r}: a new pod has one") from None
-        claim = ChargeRequest(
+            raise BadRequest(f"request.object.metadata.uid: {pod.metadata.uid!r} is not a UID") from None
+        charge = ChargeRequest(
             pod=key,
             demand=self._demand(parsed),
             options=parsed.options,
-            cards=card_sizes_mib(self.quota_source.cards, policy.pools),
+            cards=self._cards(policy),
             dry_run=bool(request.dry_run),
             remedies=RemedyContext(self.config.names.use_models, self.config.scheme.unit_mib),
         )
-        return decision, Wanted(self._reserving(claim, request.namespace), only_looks=claim.dry_run)
+        return decision, LedgerRequest(request.namespace, charge=charge)
 
-    def _demand(self, parsed: ParsedPod) -> Callable[[int], Amounts]:
-        return partial(parsed.request.demand, unit_mib=self.config.scheme.unit_mib)
+    def _demand(self, parsed: ParsedPod) -> PodDemand:
+        return PodDemand(parsed.request, self.config.scheme.unit_mib)
 
-    def _reserving(self, claim: ChargeRequest, namespace: str) -> Callable[[Ledger], ChargeResult]:
-        """Charge a pod, to the quotas in the ledger or to those that are newer."""
-
-        def change(ledger: Ledger) -> ChargeResult:
-            merge_newer_quotas(ledger, *self.quota_source.quotas(namespace))
-            return reserve(ledger, claim, int(self._now()), self.config.cluster_mode)
-
-        return change
-
-    def _counting(
-        self, making: PlannedPods, namespace: str, policy: NamespacePolicy
-    ) -> Callable[[Ledger], ChargeResult]:
-        """Count how many of a workload's pods find room."""
-        cards = card_sizes_mib(self.quota_source.cards, policy.pools)
-        demand = self._demand(making.parsed)
-
-        def count(ledger: Ledger) -> ChargeResult:
-            merge_newer_quotas(ledger, *self.quota_source.quotas(namespace))
-            return ChargeResult(warnings=beyond_quota(making, ledger.usage, demand, cards))
-
-        return count
+    def _cards(self, policy: NamespacePolicy) -> Mapping[str, int]:
+        return card_sizes_mib(self.quota_source.cards, policy.pools)
 
 
 def is_update(request: Request) -> bool:
-    """Tell whether there was an object before."""
     return request.operation == UPDATE and bytes(request.old_object) != bytes(NULL)
 
 
 def is_binding(request: Request) -> bool:
-    """Tell whether a review is about putting a pod on a node."""
     return (request.kind.group, request.kind.kind) == BINDING
 
 
 def new_pod(request: Request) -> Pod:
-    """Give the pod under review."""
     return decode_object(request.object, Pod, "request.object")
 
 
 def old_pod(request: Request) -> Pod:
-    """Give the pod as it was."""
     if bytes(request.old_object) == bytes(NULL):
         raise BadRequest("request.oldObject is missing: an UPDATE has one")
     return decode_object(request.old_object, Pod, "request.oldObject")
 
 
 def encode_outcome(request: Request, outcome: AdmissionOutcome) -> bytes:
-    """Write the answer to a review."""
+    """Encode the AdmissionReview that answers a request."""
     return encode_answer(request.uid, outcome.decision, outcome.operations)

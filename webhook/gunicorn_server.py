@@ -21,7 +21,7 @@ from gunicorn.workers.gasgi import ASGIWorker
 
 from settings.configuration import WebhookSettings
 from vcuda.decision import Unavailable
-from webhook.responding import HttpReply, ReplyPath
+from webhook.responding import Deferred, HttpReply
 from webhook.service import Service
 from webhook.short_path import END, MAX_HEAD, PREFIXES, encode_reply, is_begun, read_head
 
@@ -107,12 +107,12 @@ class ShortPathConnection(ASGIProtocol):
         reply = self._service.responder.reply_soon(
             head.route, head.content_type, head.query, bytes(held[end:]), self._answer_later
         )
-        if reply is ReplyPath.LONG:
+        if reply is Deferred.BLOCKING:
             # It has to wait for the cluster. What is held is this one request, so the next one may be short again.
             self._take_long_way(stay=False)
             return True
         self._held, self._whole = b"", 0
-        if isinstance(reply, ReplyPath):
+        if isinstance(reply, Deferred):
             self._is_waiting = True
             self.worker.gate.waits()
         else:

@@ -10,12 +10,13 @@ from typing import Any
 
 import jsonpatch
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from vcuda.amounts import Amounts
-from vcuda.charging import Demand, QuotaUsage, count_fitting, fit_charge
+from vcuda.charging import PodDemand, QuotaUsage, count_fitting, fit_charge
 from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED
 from vcuda.namespace_policy import NamespacePolicy
+from vcuda.pod_options import PodOptions
 from vcuda.workload_kinds import BY_GROUP_KIND, CRON_JOB_TEMPLATE
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of, dotted, rewrite
@@ -112,31 +113,36 @@ def template_mistakes(
 
 
 class PlannedPods(Struct, frozen=True):
-    """Pods that a workload is about to make: what each asks for, and how many more there will be."""
+    """Pods that a workload is about to create: what one of them needs, where they may run, and how many."""
 
-    parsed: ParsedPod
-    more: int
+    demand: PodDemand
+    options: PodOptions
+    cards: Mapping[str, int]
+    count: int
 
 
 def check_workload(
     maker: TemplatedWorkload, before: TemplatedWorkload | None, config: AdmissionConfig, policy: NamespacePolicy
-) -> tuple[Decision, PlannedPods | None]:
-    """Check a workload's template, unless a controller made it or it did not change; and say which pods will come."""
+) -> tuple[Decision, ParsedPod | None, int]:
+    """Check a workload's template, unless a controller owns the workload or the template did not change.
+
+    Returns the parsed template and the number of pods that are about to be created, if there are any.
+    """
     if maker.metadata.is_controlled:
-        return Decision(), None
+        return Decision(), None, 0
     same_template = before is not None and bytes(before.template) == bytes(maker.template)
     if same_template and before is not None and before.count >= maker.count:
-        return Decision(), None
+        return Decision(), None, 0
     pod, parsed, reasons = template_mistakes(maker, config, policy)
     if not parsed.is_gpu:
-        return Decision(), None
+        return Decision(), None, 0
     if reasons and not same_template:
-        return Decision(tuple(reasons)), None
+        return Decision(tuple(reasons)), None, 0
     warnings = [] if same_template else warn(pod, parsed, config, policy, maker)
-    # A new template replaces its pods one by one: what they hold is freed for the new ones.
+    # A rollout replaces pods one by one: what the old ones hold is released for the new ones.
     more = maker.count - (before.count if before else 0)
-    making = PlannedPods(parsed, more) if more > 0 and parsed.request.is_gpu else None
-    return Decision(warnings=tuple(map(truncate_warning, warnings))), making
+    decision = Decision(warnings=tuple(map(truncate_warning, warnings)))
+    return (decision, parsed, more) if more > 0 and parsed.request.is_gpu else (decision, None, 0)
 
 
 def warn(
@@ -151,15 +157,12 @@ def warn(
     ]
 
 
-def beyond_quota(making: PlannedPods, usage: QuotaUsage, demand: Demand, cards: Mapping[str, int]) -> tuple[str, ...]:
-    """Tell that not all of the pods will find room."""
-    found = count_fitting(usage, demand, making.parsed.options, cards, making.more)
-    if not usage.quotas or found >= making.more:
+def quota_warnings(planned: PlannedPods, usage: QuotaUsage) -> tuple[str, ...]:
+    """Warn that the quota has no capacity for some of the pods."""
+    fitting = count_fitting(usage, planned.demand, planned.options, planned.cards, planned.count)
+    if not usage.quotas or fitting >= planned.count:
         return ()
-
-    def together(card_mib: int) -> Amounts:
-        return demand(card_mib).times(making.more)
-
-    short = fit_charge(usage, together, making.parsed.options, cards).reasons
-    told = f": {short[0].message}" if short else ""
-    return (truncate_warning(f"{found} of {making.more} pods of this workload find room in the quota now{told}"),)
+    together = replace(planned.demand, count=planned.count)
+    short = fit_charge(usage, together, planned.options, planned.cards).reasons
+    detail = f": {short[0].message}" if short else ""
+    return (truncate_warning(f"{fitting} of {planned.count} pods of this workload fit the quota now{detail}"),)

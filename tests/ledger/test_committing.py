@@ -188,11 +188,11 @@ def test_who_waits_at_the_end_is_told(cluster: Counting, committer: LedgerCommit
         committer.submit(TEAM, asking(1), 1, answers.append)
 
 
-def test_who_only_looks_changes_nothing(cluster: Counting, committer: LedgerCommitter) -> None:
+def test_who_read_only_changes_nothing(cluster: Counting, committer: LedgerCommitter) -> None:
     """Whatever the change does; and makes no ledger where there is none."""
-    assert not committer.apply(TEAM, asking(10), 5, only_looks=True).reasons
-    assert committer.apply(TEAM, asking(101), 5, only_looks=True).reasons
-    assert not committer.apply("default", asking(10), 5, only_looks=True).reasons
+    assert not committer.apply(TEAM, asking(10), 5, read_only=True).reasons
+    assert committer.apply(TEAM, asking(101), 5, read_only=True).reasons
+    assert not committer.apply("default", asking(10), 5, read_only=True).reasons
     assert cluster.writes == 0
     ledger_store = LedgerStore(cluster, SYSTEM)
     assert ledger_store.read("default") is None

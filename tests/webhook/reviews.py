@@ -20,7 +20,7 @@ from webhook.admission import Admission
 from webhook.admission_config import AdmissionConfig
 from webhook.flask_app import create_app
 from webhook.metrics import Metrics
-from webhook.responding import HttpReply, ReplyPath, Responder
+from webhook.responding import Deferred, HttpReply, Responder
 from webhook.short_path import END, encode_reply, read_head
 from webhook.validating import PodToBind
 
@@ -139,9 +139,9 @@ class Caller:
         assert found.length == len(body)
         answers: list[HttpReply] = []
         reply = self._responder.reply_soon(found.route, found.content_type, found.query, body, answers.append)
-        if reply is ReplyPath.LONG:
+        if reply is Deferred.BLOCKING:
             return None
-        if isinstance(reply, ReplyPath):
+        if isinstance(reply, Deferred):
             eventually(lambda: bool(answers), "an answer")
             (reply,) = answers
         opening, _, rest = encode_reply(reply, 0.0, close=False).partition(END)
