@@ -24,9 +24,9 @@ from typing import Any
 import jsonpatch
 
 from bench.reviews import large, review, small
+from deploy import debian
+from deploy.toolchain import cache_dir, go_program, locked
 from ledger.committing import InMemoryLedgers
-from tests.cluster import debian
-from tests.cluster.binaries import cache_dir, go_program, locked
 from tests.running import HOST, free_port
 from tests.webhook.load import request
 from tests.webhook.running import Authority, RunningWebhook

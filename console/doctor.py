@@ -17,7 +17,19 @@ from ledger.ledger_store import LEDGER_SELECTOR, read_ledger
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
-from vcuda.names import NVIDIA_GPU, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL, names_for
+from vcuda.names import (
+    APP,
+    APP_LABEL,
+    ARM_ANNOTATION,
+    ARM_AUTO,
+    ARM_NEVER,
+    CONTROLLER,
+    NVIDIA_GPU,
+    QUOTA_STATUS,
+    STATUS_KEY,
+    STATUS_LABEL,
+    names_for,
+)
 from vcuda.scheme import build_scheme
 from vcuda.vocabulary import VocabularyOptions
 
@@ -108,7 +120,7 @@ def own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult
     """Quotient's pods."""
     from cluster.errors import NotFound  # noqa: PLC0415
     from cluster.objects import DEPLOYMENTS  # noqa: PLC0415
-    from controller.webhook_configurations import CONTROLLER, WEBHOOK  # noqa: PLC0415
+    from controller.webhook_configurations import WEBHOOK  # noqa: PLC0415
 
     namespace = configuration.system_namespace
     for name in (WEBHOOK, CONTROLLER):
@@ -128,7 +140,7 @@ def own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult
 
 def registered(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     """Webhook configurations."""
-    from controller.webhook_configurations import ARM, NEVER, WEBHOOK_KINDS, WebhookConfigurations  # noqa: PLC0415
+    from controller.webhook_configurations import WEBHOOK_KINDS, WebhookConfigurations  # noqa: PLC0415
 
     hooks = WebhookConfigurations(cluster, configuration.system_namespace)
     found = hooks.read()
@@ -143,8 +155,8 @@ def registered(cluster: Any, configuration: Configuration) -> Iterator[CheckResu
             yield CheckResult(
                 ERROR, "webhook configurations", message, "helm upgrade puts it right, or set systemNamespace"
             )
-        elif found[kind].metadata.annotations.get(ARM) == NEVER:
-            remedy = f"kubectl annotate --overwrite {kind.plural} quotient {ARM}=auto"
+        elif found[kind].metadata.annotations.get(ARM_ANNOTATION) == ARM_NEVER:
+            remedy = f"kubectl annotate --overwrite {kind.plural} quotient {ARM_ANNOTATION}={ARM_AUTO}"
             yield CheckResult(WARNING, "webhook configurations", f"{kind.name}: the emergency exit is open", remedy)
         elif policies - {"Fail"}:
             remedy = "the controller arms it as soon as the webhook answers: see its log"
@@ -212,7 +224,7 @@ def rivals(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: AN
         for each in cluster.list(kind).items:
             images = " ".join(container.image for container in each.spec.template.spec.containers)
             known = [name for mark, name in RIVALS.items() if mark in images]
-            if known and each.metadata.labels.get("app.kubernetes.io/name") != "quotient":
+            if known and each.metadata.labels.get(APP_LABEL) != APP:
                 where = f"{each.metadata.namespace}/{each.metadata.name}"
                 remedy = "keep them to different nodes, or remove the other: both would hand out the same cards"
                 yield CheckResult(WARNING, "other systems", f"{kind.name} {where} is {known[0]}", remedy)

@@ -8,6 +8,7 @@ from console.quota import connected
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
+from vcuda.names import ARM_ANNOTATION, ARM_AUTO, ARM_NEVER, WEBHOOK_CONFIGURATION
 
 # How long API servers may take to hear of it.
 HEARD_S = 2.0
@@ -21,7 +22,7 @@ def disarm(loaded: Loaded, *, for_good: bool) -> None:
 
     The webhook is asked all the same, and where it answers, its answer holds. It stays so until `quotient arm`.
     """
-    write(loaded.configuration, "never", for_good=for_good)
+    write(loaded.configuration, ARM_NEVER, for_good=for_good)
     if for_good:
         click.echo("no pod is judged any more; what Quotient consists of can be removed", err=True)
         return
@@ -32,7 +33,7 @@ def disarm(loaded: Loaded, *, for_good: bool) -> None:
 @click.pass_obj
 def arm(loaded: Loaded) -> None:
     """Insist on the webhook's answer for pods with GPUs again, as soon as there is one."""
-    write(loaded.configuration, "auto")
+    write(loaded.configuration, ARM_AUTO)
     click.echo("the controller insists on an answer as soon as the webhook gives one: see quotient doctor", err=True)
 
 
@@ -40,7 +41,7 @@ def write(configuration: Configuration, how: str, *, for_good: bool = False) -> 
     """Note it where the controller looks, and do at once what does not need it."""
     from cluster.errors import ApiError, NotFound  # noqa: PLC0415 - only what runs is loaded
     from cluster.objects import VALIDATING_WEBHOOKS  # noqa: PLC0415
-    from controller.webhook_configurations import ARM, CONFIGURATION_NAME, WEBHOOK_KINDS, WebhookConfigurations  # noqa: PLC0415
+    from controller.webhook_configurations import WEBHOOK_KINDS, WebhookConfigurations  # noqa: PLC0415
 
     cluster = connected(configuration)
     found = 0
@@ -50,7 +51,9 @@ def write(configuration: Configuration, how: str, *, for_good: bool = False) -> 
                 # API servers hear of two configurations one after the other: a pod that is no longer rewritten and
                 # still judged would be refused.
                 gone: dict[str, list[str]] = {"webhooks": []} if for_good and kind is VALIDATING_WEBHOOKS else {}
-                cluster.patch(kind, CONFIGURATION_NAME, "", {"metadata": {"annotations": {ARM: how}}, **gone})
+                cluster.patch(
+                    kind, WEBHOOK_CONFIGURATION, "", {"metadata": {"annotations": {ARM_ANNOTATION: how}}, **gone}
+                )
                 found += 1
             except NotFound:
                 continue

@@ -44,16 +44,15 @@ from cluster.objects import (
     Workload,
 )
 from controller.webhook_configurations import (
-    CONFIGURATION_NAME,
-    CONTROLLER,
     WEBHOOK,
     WEBHOOK_KINDS,
     WebhookConfigurations,
 )
 from vcuda.decision import Unavailable
+from vcuda.names import APP, APP_LABEL, COMPONENT_LABEL, CONTROLLER, WEBHOOK_CONFIGURATION
 
 BEHIND = Selector(labels=f"kubernetes.io/service-name={WEBHOOK}")
-REPLICAS = Selector(labels="app.kubernetes.io/name=quotient,app.kubernetes.io/component=webhook")
+REPLICAS = Selector(labels=f"{APP_LABEL}={APP},{COMPONENT_LABEL}=webhook")
 # How often to look when nothing happens, and while something is on its way.
 AGAIN_S, SOON_S = 60.0, 2.0
 HEARD_S = 1.5
@@ -111,7 +110,7 @@ class CertificateController:
             Informer[Secret] | Informer[WebhookConfiguration] | Informer[Workload] | Informer[Namespace]
         ] = [
             *(Informer(cluster, SECRETS, namespace, named(name)) for name in secrets),
-            *(Informer(cluster, kind, selector=named(CONFIGURATION_NAME)) for kind in WEBHOOK_KINDS),
+            *(Informer(cluster, kind, selector=named(WEBHOOK_CONFIGURATION)) for kind in WEBHOOK_KINDS),
             Informer(cluster, DEPLOYMENTS, namespace, named(WEBHOOK)),
             # One that is deleted loses its pods first: by its Deployments it would be noticed too late.
             Informer(cluster, NAMESPACES, selector=named(namespace)),

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from cluster.errors import NotFound
 from cluster.interface import Cluster
 from cluster.objects import CLUSTER_ROLES, OwnerReference
+from vcuda.names import OWNER_CLUSTER_ROLE
 
-OWNER = "quotient-owner"
 # It may be deleted and made again; what is made for one that is gone would be removed at once.
 REMEMBERED_S = 2.0
 
@@ -35,7 +35,7 @@ class OwnerReferences:
 
     def _read(self) -> list[OwnerReference]:
         try:
-            found = self._cluster.get(CLUSTER_ROLES, OWNER)
+            found = self._cluster.get(CLUSTER_ROLES, OWNER_CLUSTER_ROLE)
         except NotFound:
             return []
-        return [OwnerReference(CLUSTER_ROLES.api_version, CLUSTER_ROLES.name, OWNER, found.metadata.uid)]
+        return [OwnerReference(CLUSTER_ROLES.api_version, CLUSTER_ROLES.name, OWNER_CLUSTER_ROLE, found.metadata.uid)]

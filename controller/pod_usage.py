@@ -13,15 +13,20 @@ from vcuda.dimensions import CORES, MEMORY
 from vcuda.gpu_model import is_model, parse_model
 from vcuda.inventory import Gpu, decode_inventory
 from vcuda.ledger import PodKey, pack_uid
-from vcuda.names import ANCESTOR_MODEL_LABELS, ANCESTOR_POOL_LABELS, MIRROR, MIXED, NVIDIA_PRODUCT_LABEL
+from vcuda.names import (
+    ANCESTOR_MODEL_LABELS,
+    ANCESTOR_POOL_LABELS,
+    MIRROR,
+    MIXED,
+    NVIDIA_MEMORY_LABEL,
+    NVIDIA_PRODUCT_LABEL,
+)
 from vcuda.placement_annotation import placed_uuids
 from vcuda.pod_options import PodOptions, read_pod_options
 from vcuda.request import PodRequest, request_held_by
 from vcuda.scheme import Scheme
 
 READY, UNKNOWN = "Ready", "Unknown"
-# GPU feature discovery writes the memory of a card here, in MiB.
-MEMORY_LABEL = "nvidia.com/gpu.memory"
 
 
 class PodUsage(Object, frozen=True, kw_only=True):
@@ -108,7 +113,7 @@ def gpu_node_of(node: Node, scheme: Scheme) -> GpuNode:
         ),
         gpus=gpus,
         model=model_in(labels, scheme),
-        memory_mib=int(labels[MEMORY_LABEL]) if labels.get(MEMORY_LABEL, "").isdecimal() else 0,
+        memory_mib=int(labels[NVIDIA_MEMORY_LABEL]) if labels.get(NVIDIA_MEMORY_LABEL, "").isdecimal() else 0,
         pool=next((labels[key] for key in (scheme.names.pool_label, *ANCESTOR_POOL_LABELS) if key in labels), ""),
         lost=UNKNOWN in ready,
     )

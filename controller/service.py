@@ -18,10 +18,9 @@ from ledger.ledger_store import LedgerStore
 from ledger.quota_cache import QuotaCache
 from settings.configuration import Configuration
 from settings.probes import Probes
-from vcuda.names import names_for
+from vcuda.names import CONTROLLER, names_for
 from vcuda.scheme import build_scheme
 
-LEASE = "quotient-controller"
 GARBAGE = (50_000, 20, 20)
 
 
@@ -37,7 +36,7 @@ class Service:
         self.quotas = QuotaCache(cluster, scheme, configuration.quota_by_default(), ledger_store)
         self.elector = LeaderElector(
             cluster,
-            LEASE,
+            CONTROLLER,
             configuration.system_namespace,
             configuration.controller.identity or f"{socket.gethostname()}-{os.getpid()}",
             terms=terms,
@@ -49,7 +48,7 @@ class Service:
             scheme,
             configuration.system_namespace,
             self.quotas,
-            EventRecorder(cluster, "quotient-controller"),
+            EventRecorder(cluster, CONTROLLER),
             cluster_mode=configuration.mode,
             is_leading=lambda: self.elector.leading,
             owners=owners,

@@ -24,18 +24,19 @@ from cluster.objects import (
     WebhookConfiguration,
 )
 from settings.configuration import WEBHOOK_SERVICE
-from vcuda.names import API_GROUP
+from vcuda.names import (
+    ARM_ANNOTATION,
+    ARM_AUTO,
+    ARM_NEVER,
+    CERTIFICATES_MANAGER,
+    FAILURE_POLICY_MANAGER,
+    WEBHOOK_CONFIGURATION,
+)
 
-CONFIGURATION_NAME = "quotient"
-# Field managers, one for each thing that is kept.
-CERTIFIER, ARMER = "quotient-certificates", "quotient-arming"
 WEBHOOK_KINDS: tuple[Kind[WebhookConfiguration], ...] = (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS)
-# Annotation of a configuration: `auto` lets the controller arm it, `never` keeps it disarmed. The emergency exit.
-ARM = f"{API_GROUP}/arm"
-AUTO, NEVER = "auto", "never"
 ARMED, DISARMED = "Fail", "Ignore"
 # Of the Deployments; the webhook's Service has its name.
-WEBHOOK, CONTROLLER = WEBHOOK_SERVICE, "quotient-controller"
+WEBHOOK = WEBHOOK_SERVICE
 
 
 class WebhookConfigurations:
@@ -49,7 +50,7 @@ class WebhookConfigurations:
         found: dict[Kind[WebhookConfiguration], WebhookConfiguration] = {}
         for kind in WEBHOOK_KINDS:
             try:
-                found[kind] = self._cluster.get(kind, CONFIGURATION_NAME)
+                found[kind] = self._cluster.get(kind, WEBHOOK_CONFIGURATION)
             except NotFound:
                 continue
         return found
@@ -75,7 +76,7 @@ class WebhookConfigurations:
         """
         found = self.read()
         mutating, validating = found.get(MUTATING_WEBHOOKS), found.get(VALIDATING_WEBHOOKS)
-        if mutating is None or validating is None or mutating.metadata.annotations.get(ARM) != AUTO:
+        if mutating is None or validating is None or mutating.metadata.annotations.get(ARM_ANNOTATION) != ARM_AUTO:
             return found
         is_new = not any(map(bundle_of, self.ours(validating)))
         if is_new and any(hook.failure_policy != ARMED for hook in self.ours(mutating)):
@@ -85,7 +86,7 @@ class WebhookConfigurations:
     def publish(self, bundle: bytes) -> bool:
         """Let the API server trust these CAs for all of our webhooks; tells whether anything had to be changed."""
         encoded = base64.b64encode(bundle).decode()
-        return self._apply(CERTIFIER, lambda *_: {"clientConfig": {"caBundle": encoded}})
+        return self._apply(CERTIFICATES_MANAGER, lambda *_: {"clientConfig": {"caBundle": encoded}})
 
     def arm(self, *, armed: bool | None) -> bool:
         """Let the API server insist on an answer, or not; None leaves that as it is, unless the emergency exit is open.
@@ -93,7 +94,7 @@ class WebhookConfigurations:
         Our namespace is made the owner as well: deleted with everything in it, it takes the configurations along.
         """
         return self._apply(
-            ARMER,
+            FAILURE_POLICY_MANAGER,
             lambda configuration, hook: (
                 {"failurePolicy": policy} if (policy := wanted_failure_policy(configuration, hook, armed)) else {}
             ),
@@ -143,10 +144,10 @@ class WebhookConfigurations:
 
 def wanted_failure_policy(configuration: WebhookConfiguration, hook: RegisteredWebhook, armed: bool | None) -> str:  # noqa: FBT001
     """Say what should happen when a webhook does not answer; nothing if that is not ours to say."""
-    may = configuration.metadata.annotations.get(ARM)
-    if may == NEVER:
+    may = configuration.metadata.annotations.get(ARM_ANNOTATION)
+    if may == ARM_NEVER:
         return DISARMED
-    if may != AUTO:
+    if may != ARM_AUTO:
         return ""
     if armed is None:
         return hook.failure_policy

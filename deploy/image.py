@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster.binaries import BuildError, cache_dir, locked, say
-from tests.cluster.debian import programs
+from deploy.debian import programs
+from deploy.toolchain import BuildError, cache_dir, locked, say
 
 ROOT = Path(__file__).parent.parent
 TAG = "localhost/quotient:0.1.0"

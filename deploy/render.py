@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from deploy.toolchain import helm
 from settings.configuration import Configuration, WebhookSettings
-from tests.cluster.binaries import helm
 from vcuda.names import HAMI_CORES, HAMI_MEMORY, HAMI_MEMORY_PERCENT, NVIDIA_GPU
 from vcuda.vocabulary import VocabularyOptions
 from webhook.registration import registration

@@ -19,6 +19,19 @@ LEDGER_PREFIX, LEDGER_LABEL, LEDGER_KEY = "ledger.", f"{API_GROUP}/ledger", "led
 CATALOGUE, CATALOGUE_KEY = "gpu-catalogue", "cards"
 KNOWN_LEDGERS, KNOWN_KEY = "known-ledgers", "namespaces"
 QUOTA_STATUS, STATUS_LABEL, STATUS_KEY = "gpu-quota-status", f"{API_GROUP}/quota-status", "status.yaml"
+# Objects of Quotient's own beside those. One name serves a component's Deployment, service account, Lease and events.
+SYSTEM_NAMESPACE = "quotient-system"
+CONTROLLER = "quotient-controller"
+WEBHOOK_CONFIGURATION = "quotient"
+OWNER_CLUSTER_ROLE = "quotient-owner"
+# RBAC resource of the API group that stands for quotas, and the policy that checks it.
+QUOTA_RESOURCE, QUOTA_POLICY = "gpuquotas", "quotient-quota-guard"
+APP, APP_LABEL, COMPONENT_LABEL = "quotient", "app.kubernetes.io/name", "app.kubernetes.io/component"
+# Annotation of a webhook configuration: `auto` lets the controller set failurePolicy Fail, `never` keeps Ignore.
+ARM_ANNOTATION, ARM_AUTO, ARM_NEVER = f"{API_GROUP}/arm", "auto", "never"
+# Field managers of a webhook configuration: one for the caBundle, one for the failurePolicy.
+CERTIFICATES_MANAGER, FAILURE_POLICY_MANAGER = "quotient-certificates", "quotient-arming"
+
 # Where quotas are written: in a labelled ConfigMap, or all together as the ancestors had it.
 QUOTA_KEY = "quota.yaml"
 LEGACY_NAMESPACE, LEGACY_NAME, LEGACY_KEY = "kube-system", "gpuquota", "gpu_quota"
@@ -30,6 +43,11 @@ HAMI_MEMORY = "nvidia.com/gpumem"
 HAMI_CORES = "nvidia.com/gpucores"
 HAMI_MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
 NVIDIA_PRODUCT_LABEL = "nvidia.com/gpu.product"
+# Memory of a card in MiB, written by GPU feature discovery.
+NVIDIA_MEMORY_LABEL = "nvidia.com/gpu.memory"
+# Environment variables that decide which GPUs a container sees, and how much of them.
+VISIBLE_DEVICES, NO_DEVICES = "NVIDIA_VISIBLE_DEVICES", "void"
+SHARING_VARIABLE_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
 # What a node with several models has as its model.
 MIXED = "mixed"
 

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vcuda.decision import printable
-from vcuda.names import ANCESTOR_POOL_LABELS, MIRROR, SCHEDULER, Names
+from vcuda.names import (
+    ANCESTOR_POOL_LABELS,
+    MIRROR,
+    NO_DEVICES,
+    SCHEDULER,
+    SHARING_VARIABLE_PREFIXES,
+    VISIBLE_DEVICES,
+    Names,
+)
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import Resources
 from vcuda.quantity import NANO, QuantityError, parse
@@ -19,10 +27,7 @@ from webhook.objects import AdmittedContainer, AdmittedSpec, Pod, Term
 from webhook.patching import PatchBuilder, escape_pointer
 from webhook.pod_parsing import ParsedPod
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-NONE_VISIBLE = "void"
-RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
-SUSPECT = (VISIBLE, *RESERVED_PREFIXES)
+RESERVED_VARIABLES = (VISIBLE_DEVICES, *SHARING_VARIABLE_PREFIXES)
 MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - where AWS's plugin has its users mount it
 
 
@@ -162,9 +167,9 @@ def clean_environment(place: str, container: AdmittedContainer, draft: PatchBuil
     removed: list[int] = []
     blind = has_gpu
     for index, variable in enumerate(container.env or ()):
-        if not variable.name.startswith(SUSPECT) or not is_reserved(variable.name):
+        if not variable.name.startswith(RESERVED_VARIABLES) or not is_reserved(variable.name):
             continue
-        if not has_gpu and not blind and variable.name == VISIBLE and variable.value == NONE_VISIBLE:
+        if not has_gpu and not blind and variable.name == VISIBLE_DEVICES and variable.value == NO_DEVICES:
             blind = True
         else:
             removed.append(index)
@@ -175,7 +180,7 @@ def clean_environment(place: str, container: AdmittedContainer, draft: PatchBuil
     for index in reversed(removed):
         draft.remove(f"{place}/env/{index}")
     if not blind:
-        entry = {"name": VISIBLE, "value": NONE_VISIBLE}
+        entry = {"name": VISIBLE_DEVICES, "value": NO_DEVICES}
         if container.env is None:
             draft.add(f"{place}/env", [entry])
         else:
@@ -184,7 +189,7 @@ def clean_environment(place: str, container: AdmittedContainer, draft: PatchBuil
 
 def is_reserved(name: str) -> bool:
     """Tell whether a variable would decide which GPUs a container sees, or how much of them."""
-    return name == VISIBLE or name.startswith(RESERVED_PREFIXES)
+    return name == VISIBLE_DEVICES or name.startswith(SHARING_VARIABLE_PREFIXES)
 
 
 def restrict_to_pools(pod: Pod, pools: Sequence[str], config: AdmissionConfig, draft: PatchBuilder) -> None:

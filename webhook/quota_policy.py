@@ -9,11 +9,17 @@ be neither relabelled away nor brought in. What the controller shows to a namesp
 
 from typing import Any
 
-from vcuda.names import API_GROUP, LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_STATUS
+from vcuda.names import (
+    API_GROUP,
+    APP,
+    APP_LABEL,
+    LEGACY_NAME,
+    LEGACY_NAMESPACE,
+    QUOTA_POLICY,
+    QUOTA_RESOURCE,
+    QUOTA_STATUS,
+)
 from webhook.admission_config import AdmissionConfig
-
-NAME = "quotient-quota-guard"
-RESOURCE = "gpuquotas"
 
 
 def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
@@ -21,7 +27,7 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
     policy = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": "quotient"}},
+        "metadata": {"name": QUOTA_POLICY, "labels": {APP_LABEL: APP}},
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {
@@ -51,7 +57,7 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
                 {"name": "isQuota", "expression": is_quota(config)},
                 {
                     "name": "resource",
-                    "expression": f"variables.isQuota ? '{RESOURCE}' : '{RESOURCE}/status'",
+                    "expression": f"variables.isQuota ? '{QUOTA_RESOURCE}' : '{QUOTA_RESOURCE}/status'",
                 },
                 {
                     "name": "isGoing",
@@ -62,9 +68,9 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
             "validations": [
                 {
                     "expression": "variables.isGoing || ("
-                    + may("variables.isQuota", f".resource('{RESOURCE}')")
+                    + may("variables.isQuota", f".resource('{QUOTA_RESOURCE}')")
                     + " && "
-                    + may(is_status(), f".resource('{RESOURCE}').subresource('status')")
+                    + may(is_status(), f".resource('{QUOTA_RESOURCE}').subresource('status')")
                     + ")",
                     "messageExpression": "request.userInfo.username + ' may not ' + variables.verb + ' the GPU quota ' "
                     "+ request.namespace + '/' + variables.name + ': that takes the verb ' + variables.verb + "
@@ -78,8 +84,8 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
     binding = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": "quotient"}},
-        "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+        "metadata": {"name": QUOTA_POLICY, "labels": {APP_LABEL: APP}},
+        "spec": {"policyName": QUOTA_POLICY, "validationActions": ["Deny"]},
     }
     return [policy, binding]
 

@@ -9,13 +9,12 @@ import base64
 from collections.abc import Iterable
 from typing import Any
 
-from vcuda.names import ANCESTOR_OWNED
+from vcuda.names import ANCESTOR_OWNED, API_GROUP, APP, APP_LABEL, WEBHOOK_CONFIGURATION
 from vcuda.workload_kinds import CRON_JOB_TEMPLATE, TEMPLATE, WORKLOAD_KINDS
 from webhook.admission_config import KUBE_SCHEDULER, AdmissionConfig
 from webhook.quota_policy import elsewhere, is_quota, quota_policy_objects
 
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
-NAME = "quotient"
 TIMEOUT_S = 10
 
 
@@ -52,7 +51,7 @@ def configuration(config: AdmissionConfig, target: str, ca_bundle: bytes, *, mut
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": MUTATING if mutating else VALIDATING,
-        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}},
+        "metadata": {"name": WEBHOOK_CONFIGURATION, "labels": {APP_LABEL: APP}},
         "webhooks": hooks,
     }
 
@@ -60,7 +59,7 @@ def configuration(config: AdmissionConfig, target: str, ca_bundle: bytes, *, mut
 def hook(name: str, config: list[dict[str, Any]], conditions: list[dict[str, str]]) -> dict[str, Any]:
     """Write one webhook."""
     return {
-        "name": f"{name}.quotient.dev",
+        "name": f"{name}.{API_GROUP}",
         "admissionReviewVersions": ["v1"],
         "sideEffects": "NoneOnDryRun",
         "failurePolicy": "Fail",

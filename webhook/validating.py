@@ -11,13 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vcuda.decision import Code, Decision, Reason, printable
-from vcuda.names import MIRROR, SCHEDULER
+from vcuda.names import MIRROR, NO_DEVICES, SCHEDULER, VISIBLE_DEVICES
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import PodSpec, Resources
 from vcuda.pod_options import annotation_field
 from vcuda.request import iter_containers
 from webhook.admission_config import AdmissionConfig
-from webhook.mutating import NONE_VISIBLE, VISIBLE, is_reserved, rewrite
+from webhook.mutating import is_reserved, rewrite
 from webhook.objects import AdmittedContainer, Binding, Pod, Variable
 from webhook.pod_parsing import ParsedPod
 from webhook.pod_warnings import pod_warnings
@@ -206,7 +206,7 @@ def check_ephemeral(new: Pod, old: Pod, parsed: ParsedPod, config: AdmissionConf
                 field=f"spec.ephemeralContainers[{index}].env[{printable(variable.name)}]",
                 value=printable(variable.value or ""),
                 message="which GPUs a container sees follows from its request, and such a container can have none",
-                remedy=f"leave such variables out, or write {VISIBLE}={NONE_VISIBLE}",
+                remedy=f"leave such variables out, or write {VISIBLE_DEVICES}={NO_DEVICES}",
             )
             for index, container in enumerate(new.spec.ephemeral_containers or ())
             if container.name not in known
@@ -218,9 +218,9 @@ def check_ephemeral(new: Pod, old: Pod, parsed: ParsedPod, config: AdmissionConf
 def reserved_in(container: AdmittedContainer) -> list[Variable]:
     """Find what keeps a container from being one that sees no GPU; that it is not said at all counts as well."""
     found = [variable for variable in container.env or () if is_reserved(variable.name)]
-    blind = [variable for variable in found if (variable.name, variable.value) == (VISIBLE, NONE_VISIBLE)]
+    blind = [variable for variable in found if (variable.name, variable.value) == (VISIBLE_DEVICES, NO_DEVICES)]
     wrong = [variable for variable in found if variable not in blind]
-    return wrong or ([] if blind else [Variable(VISIBLE)])
+    return wrong or ([] if blind else [Variable(VISIBLE_DEVICES)])
 
 
 def check_binding(binding: Binding, pod_to_bind: PodToBind | None, config: AdmissionConfig, user: User) -> Decision:

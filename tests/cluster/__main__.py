@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.binaries import BuildError, cache_dir, helm, kubernetes, locked, say
-from tests.cluster.debian import newer_containerd, programs
+from deploy.debian import newer_containerd, programs
+from deploy.toolchain import BuildError, cache_dir, helm, kubernetes, locked, say
 from tests.cluster.pods import run_to_end
 from tests.cluster.quotient import give_image, install_chart
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster

@@ -8,8 +8,8 @@ import trustme
 
 from deploy.image import build
 from deploy.render import CHART
+from deploy.toolchain import helm
 from settings.configuration import Configuration
-from tests.cluster.binaries import helm
 from tests.cluster.layout import API_PORT, CONTROLLER, NODE_ADDRESS, WEBHOOK, WEBHOOK_PORT
 from tests.cluster.real import ClusterError, RealCluster
 from webhook.registration import registration

@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from tests.cluster import binaries, cgroups, debian, images, layout
+from deploy import debian, toolchain
+from tests.cluster import cgroups, images, layout
 from tests.cluster.inside import short_path
 from tests.cluster.layout import Layout
 from tests.cluster.supervisor import ROOT, start_forward
@@ -55,7 +56,7 @@ class RealCluster:
 
         Without `api` it is etcd alone: enough to see what becomes of a cluster's processes.
         """
-        kubernetes, packages = binaries.kubernetes(), debian.programs()
+        kubernetes, packages = toolchain.kubernetes(), debian.programs()
         folder = state or Path(tempfile.mkdtemp(prefix="quotient-cluster-"))
         folder.mkdir(parents=True, exist_ok=True)
         newer = debian.newer_containerd() if cdi else None
@@ -258,7 +259,7 @@ def write_order(place: Layout, programs: dict[str, layout.Program]) -> None:
         "busybox": str(place.debian / "bin/busybox"),
         "bridge": layout.BRIDGE,
         "address": layout.NODE_ADDRESS,
-        "keep": [str(ROOT), sys.prefix, sys.base_prefix, str(binaries.cache_dir()), str(place.state)],
+        "keep": [str(ROOT), sys.prefix, sys.base_prefix, str(toolchain.cache_dir()), str(place.state)],
         "programs": {name: msgspec.to_builtins(program) for name, program in programs.items()},
     }
     (place.state / "order.json").write_text(json.dumps(order))

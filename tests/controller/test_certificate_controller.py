@@ -25,8 +25,9 @@ from cluster.objects import (
     WebhookConfiguration,
 )
 from controller.certificate_controller import CertificateController, CertificateTerms
-from controller.webhook_configurations import ARM, CONTROLLER, WEBHOOK, WebhookConfigurations
+from controller.webhook_configurations import WEBHOOK, WebhookConfigurations
 from settings.configuration import Configuration
+from vcuda.names import ARM_ANNOTATION, CONTROLLER
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
@@ -52,7 +53,7 @@ class World:
 
     def register(self, arm: str = "auto") -> None:
         for each in registration(admission_config_of(CONFIGURATION), f"{SYSTEM}/{WEBHOOK}")[:2]:
-            each["metadata"]["annotations"] = {ARM: arm}
+            each["metadata"]["annotations"] = {ARM_ANNOTATION: arm}
             for hook in each["webhooks"]:
                 hook["failurePolicy"] = "Ignore"
             self.cluster.create(HOOKS[0] if each["kind"].startswith("Mutating") else HOOKS[1], each)
@@ -341,11 +342,11 @@ def test_the_emergency_exit(world: World) -> None:
     world.replica(1)
     world.settle()
     for kind in HOOKS:
-        world.cluster.patch(kind, "quotient", "", {"metadata": {"annotations": {ARM: "never"}}})
+        world.cluster.patch(kind, "quotient", "", {"metadata": {"annotations": {ARM_ANNOTATION: "never"}}})
     world.certificate_controller.look()
     assert world.policies() == {"Ignore"}
     for kind in HOOKS:
-        world.cluster.patch(kind, "quotient", "", {"metadata": {"annotations": {ARM: "auto"}}})
+        world.cluster.patch(kind, "quotient", "", {"metadata": {"annotations": {ARM_ANNOTATION: "auto"}}})
     world.certificate_controller.look()
     assert world.policies() == {"Fail"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.image import CONFIG, build, layer, packed, write
-from tests.cluster.binaries import BuildError
+from deploy.toolchain import BuildError
 
 
 def test_an_archive_is_an_oci_layout_and_dockers_own(tmp_path: Path) -> None:

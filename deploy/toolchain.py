@@ -1,8 +1,8 @@
-"""Kubernetes' own programs, built from source once and kept outside the checkout.
+"""Helm and Kubernetes' own programs, built from source once per machine and cached outside the checkout.
 
-No registry that serves them as binaries can be assumed, but the Go module proxy can: a main module of
-three lines requires `k8s.io/kubernetes` and builds its commands. Cold, on two cores, that takes some seven
-minutes; afterwards every checkout on the machine shares the result.
+The programs come from the Go module proxy, because a download of binaries may not be reachable: a main module of three
+lines requires `k8s.io/kubernetes` and builds its commands. On two cores that takes about seven minutes; afterwards all
+checkouts on the machine share the result.
 """
 
 import fcntl
@@ -140,9 +140,8 @@ def compile_program(go: str, module: Path, package: str, stamped: Mapping[str, s
         stderr=subprocess.STDOUT,
         text=True,
     ) as running:
-        assert running.stdout is not None
         lines: list[str] = []
-        for line in running.stdout:
+        for line in running.stdout or ():
             lines.append(line)
             if time.monotonic() - told > PROGRESS_EVERY_S:
                 told = time.monotonic()

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.binaries import BuildError, cache_dir, locked, say
+from deploy.toolchain import BuildError, cache_dir, locked, say
 
 PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "libseccomp2")
 MARK = ".complete-1"
