@@ -1,1 +1,1 @@
-"""The command line and, later, the web page."""
+"""The command line."""

@@ -1,4 +1,4 @@
-"""`quotient doctor`: looks at a living cluster, and says what is wrong and what to do about it."""
+"""`quotient doctor`: checks an installation in a live cluster, and names a remedy for every problem."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -10,9 +10,10 @@ from msgspec import Struct
 from rich.markup import escape
 from rich.table import Table
 
-from console.certs import standing
+from console.certs import certificate_report
+from console.connecting import connect_cluster
 from console.printing import wide_console
-from console.quota import connected
+from console.quota_status_view import read_status
 from ledger.ledger_store import LEDGER_SELECTOR, read_ledger
 from settings.configuration import Configuration
 from settings.loading import Loaded
@@ -28,6 +29,7 @@ from vcuda.names import (
     QUOTA_STATUS,
     STATUS_KEY,
     STATUS_LABEL,
+    WEBHOOK_CONFIGURATION,
     names_for,
 )
 from vcuda.scheme import build_scheme
@@ -36,9 +38,10 @@ from vcuda.vocabulary import VocabularyOptions
 if TYPE_CHECKING:
     from cluster.objects import Pod
 
-OLDEST = (1, 30)
-# Device plugins and schedulers that hand out the same cards, by a part of their images' names.
-RIVALS = {
+# ValidatingAdmissionPolicy and matchConditions are stable from here on.
+OLDEST_KUBERNETES = (1, 30)
+# Device plugins and schedulers that allocate the same cards, by a part of their image names.
+CONFLICTING_IMAGES = {
     "gpu-manager": "gpu-manager",
     "gpu-admission": "gpu-admission",
     "hami": "HAMi",
@@ -48,11 +51,11 @@ RIVALS = {
     "volcano-vgpu": "Volcano's vGPU plugin",
 }
 OK, WARNING, ERROR = "ok", "warning", "error"
-MOST_TOLD = 5
+MAX_NAMES_SHOWN = 5
 
 
 class CheckResult(Struct, frozen=True):
-    """One thing that was looked at: how it is, and what to do if it is not well."""
+    """The result of one check, with a remedy if it found a problem."""
 
     level: str
     check: str
@@ -67,57 +70,54 @@ Check = Callable[[Any, Configuration], Iterator[CheckResult]]
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.pass_context
 def doctor(context: click.Context, output: str) -> None:
-    """Look at the cluster, and say what is wrong and what to do about it.
+    """Check the installation in a cluster, and name a remedy for every problem.
 
-    Looks at versions, at Quotient's own pods, webhook configurations, certificates and rights, at quotas, at pods with
-    GPUs that no quota knows, at other systems that hand out GPUs, and at clocks. Exit code: 0 nothing is wrong (there
-    may be warnings), 1 something is, 2 bad usage or no cluster.
+    Checks versions, Quotient's own pods, webhook configurations, certificates and RBAC, quotas, pods with GPUs that are
+    not charged to a quota, other systems that allocate GPUs, nodes and clocks. Exit code: 0 no errors (warnings do not
+    count), 1 errors, 2 wrong usage or no cluster.
     """
     loaded: Loaded = context.obj
-    cluster = connected(loaded.configuration)
-    findings = [finding for check in CHECKS for finding in looked(check, cluster, loaded.configuration)]
+    cluster = connect_cluster(loaded.configuration)
+    results = [result for name in CHECKS for result in run_check(name, cluster, loaded.configuration)]
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
     else:
-        show(findings)
-    context.exit(1 if any(finding.level == ERROR for finding in findings) else 0)
+        show_results(results)
+    context.exit(1 if any(result.level == ERROR for result in results) else 0)
 
 
-def show(findings: list[CheckResult]) -> None:
-    """Print what was found."""
+def show_results(results: list[CheckResult]) -> None:
     colours = {OK: "green", WARNING: "yellow", ERROR: "red"}
-    table = Table("", "looked at", "found", box=None)
-    for each in findings:
-        told = each.message + (f"; {each.remedy}" if each.remedy else "")
-        table.add_row(f"[{colours[each.level]}]{each.level}[/]", escape(each.check), escape(told))
+    table = Table("", "check", "result", box=None)
+    for each in results:
+        text = each.message + (f"; {each.remedy}" if each.remedy else "")
+        table.add_row(f"[{colours[each.level]}]{each.level}[/]", escape(each.check), escape(text))
     wide_console().print(table)
 
 
-def looked(check: Check, cluster: Any, configuration: Configuration) -> list[CheckResult]:  # noqa: ANN401
-    """Make one check; what may not be looked at is said, and hides nothing else."""
-    from cluster.errors import ApiError  # noqa: PLC0415 - only what runs is loaded
+def run_check(name: str, cluster: Any, configuration: Configuration) -> list[CheckResult]:  # noqa: ANN401
+    """Run one check; one that RBAC forbids is reported, and the others still run."""
+    from cluster.errors import ApiError  # noqa: PLC0415 - only loaded where a cluster is used
 
-    name = (check.__doc__ or "").partition(".")[0].lower()
     try:
-        return list(check(cluster, configuration)) or [CheckResult(OK, name, "all is well")]
-    except ApiError as refused:
-        return [CheckResult(WARNING, name, f"could not be looked at: {refused}", "ask with more rights")]
-    except Unavailable as away:
-        raise click.UsageError(str(away)) from None
+        return list(CHECKS[name](cluster, configuration)) or [CheckResult(OK, name, "no problems")]
+    except ApiError as error:
+        return [CheckResult(WARNING, name, f"could not be checked: {error}", "run it as a user who may read this")]
+    except Unavailable as error:
+        raise click.UsageError(str(error)) from None
 
 
-def versions(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Versions."""
-    found = cluster.version()
-    numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in found.removeprefix("v").split(".")[:2])
-    if numbers < OLDEST:
-        yield CheckResult(ERROR, "versions", f"the API server is {found}", "Quotient needs Kubernetes 1.30 or newer")
+def check_versions(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
+    version = cluster.version()
+    numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.removeprefix("v").split(".")[:2])
+    if numbers < OLDEST_KUBERNETES:
+        remedy = "Quotient needs Kubernetes 1.30 or newer"
+        yield CheckResult(ERROR, "versions", f"the API server is {version}", remedy)
     else:
-        yield CheckResult(OK, "versions", f"the API server is {found}")
+        yield CheckResult(OK, "versions", f"the API server is {version}")
 
 
-def own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Quotient's pods."""
+def check_own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.errors import NotFound  # noqa: PLC0415
     from cluster.objects import DEPLOYMENTS  # noqa: PLC0415
     from controller.webhook_configurations import WEBHOOK  # noqa: PLC0415
@@ -125,12 +125,12 @@ def own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult
     namespace = configuration.system_namespace
     for name in (WEBHOOK, CONTROLLER):
         try:
-            found = cluster.get(DEPLOYMENTS, name, namespace)
+            deployment = cluster.get(DEPLOYMENTS, name, namespace)
         except NotFound:
-            remedy = "install the chart, or set systemNamespace to where it is"
-            yield CheckResult(ERROR, "quotient's pods", f"there is no Deployment {namespace}/{name}", remedy)
+            remedy = "install the chart, or set systemNamespace to the namespace it is in"
+            yield CheckResult(ERROR, "quotient's pods", f"Deployment {namespace}/{name} does not exist", remedy)
             continue
-        ready, wanted = found.status.ready_replicas, found.spec.replicas
+        ready, wanted = deployment.status.ready_replicas, deployment.spec.replicas
         level = OK if ready >= wanted else WARNING if ready else ERROR
         remedy = (
             "" if level == OK else f"kubectl -n {namespace} describe pods; kubectl -n {namespace} logs deploy/{name}"
@@ -138,100 +138,95 @@ def own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult
         yield CheckResult(level, "quotient's pods", f"{name}: {ready} of {wanted} ready", remedy)
 
 
-def registered(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Webhook configurations."""
+def check_webhook_configurations(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from controller.webhook_configurations import WEBHOOK_KINDS, WebhookConfigurations  # noqa: PLC0415
 
-    hooks = WebhookConfigurations(cluster, configuration.system_namespace)
-    found = hooks.read()
+    check = "webhook configurations"
+    configurations = WebhookConfigurations(cluster, configuration.system_namespace)
+    existing = configurations.read()
     for kind in WEBHOOK_KINDS:
-        if kind not in found:
-            remedy = "helm upgrade brings it back; until then pods with GPUs are not checked"
-            yield CheckResult(ERROR, "webhook configurations", f"there is no {kind.name} quotient", remedy)
+        name = f"{kind.name} {WEBHOOK_CONFIGURATION}"
+        if kind not in existing:
+            remedy = "helm upgrade creates it; until then pods with GPUs are not checked"
+            yield CheckResult(ERROR, check, f"{name} does not exist", remedy)
             continue
-        policies = {hook.failure_policy for hook in hooks.ours(found[kind])}
+        policies = {webhook.failure_policy for webhook in configurations.ours(existing[kind])}
         if not policies:
-            message = f"{kind.name} quotient calls nothing in {configuration.system_namespace}"
-            yield CheckResult(
-                ERROR, "webhook configurations", message, "helm upgrade puts it right, or set systemNamespace"
-            )
-        elif found[kind].metadata.annotations.get(ARM_ANNOTATION) == ARM_NEVER:
-            remedy = f"kubectl annotate --overwrite {kind.plural} quotient {ARM_ANNOTATION}={ARM_AUTO}"
-            yield CheckResult(WARNING, "webhook configurations", f"{kind.name}: the emergency exit is open", remedy)
+            message = f"{name} calls no Service in {configuration.system_namespace}"
+            yield CheckResult(ERROR, check, message, "helm upgrade repairs it, or set systemNamespace")
+        elif existing[kind].metadata.annotations.get(ARM_ANNOTATION) == ARM_NEVER:
+            remedy = f"kubectl annotate --overwrite {kind.plural} {WEBHOOK_CONFIGURATION} {ARM_ANNOTATION}={ARM_AUTO}"
+            message = f"{kind.name}: failurePolicy is kept at Ignore by the annotation {ARM_ANNOTATION}"
+            yield CheckResult(WARNING, check, message, remedy)
         elif policies - {"Fail"}:
-            remedy = "the controller arms it as soon as the webhook answers: see its log"
-            yield CheckResult(WARNING, "webhook configurations", f"{kind.name}: not armed", remedy)
+            remedy = "the controller sets Fail as soon as the webhook answers: see its log"
+            yield CheckResult(WARNING, check, f"{kind.name}: failurePolicy is Ignore", remedy)
         else:
-            yield CheckResult(OK, "webhook configurations", f"{kind.name}: armed")
+            yield CheckResult(OK, check, f"{kind.name}: failurePolicy is Fail")
 
 
-def certificates(_: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Certificates."""
-    rows, wrong = standing(configuration)
-    for each in wrong:
-        yield CheckResult(ERROR, "certificates", each, "see `quotient certs` and the controller's log")
-    if not wrong:
-        until = ", ".join(f"{row['certificate']} until {row['until']}" for row in rows)
-        yield CheckResult(OK, "certificates", until)
+def check_certificates(_: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
+    rows, problems = certificate_report(configuration)
+    for problem in problems:
+        yield CheckResult(ERROR, "certificates", problem, "see `quotient certs` and the controller's log")
+    if not problems:
+        expiry = ", ".join(f"{row['certificate']} until {row['until']}" for row in rows)
+        yield CheckResult(OK, "certificates", expiry)
 
 
-def quotas(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Quotas."""
+def check_quotas(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.interface import Selector  # noqa: PLC0415
     from cluster.objects import CONFIG_MAPS  # noqa: PLC0415
-    from console.quota import read_status  # noqa: PLC0415
 
-    shown = cluster.list(CONFIG_MAPS, "", Selector(labels=STATUS_LABEL)).items
-    governed = [each for each in shown if each.metadata.name == QUOTA_STATUS]
-    for each in governed:
-        status = read_status(each.data.get(STATUS_KEY, ""))
-        for note in status.get("notes", []):
+    config_maps = cluster.list(CONFIG_MAPS, "", Selector(labels=STATUS_LABEL)).items
+    statuses = [each for each in config_maps if each.metadata.name == QUOTA_STATUS]
+    for each in statuses:
+        for note in read_status(each.data.get(STATUS_KEY, "")).get("notes", []):
             yield CheckResult(WARNING, "quotas", f"{each.metadata.namespace}: {note}", "see `quotient quota lint`")
-    yield CheckResult(OK, "quotas", f"{len(governed)} namespaces are held to one")
+    yield CheckResult(OK, "quotas", f"{len(statuses)} namespaces have a quota")
 
 
-def unmanaged(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Pods with GPUs."""
+def check_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.objects import CONFIG_MAPS, PODS  # noqa: PLC0415
     from controller.pod_usage import pod_usage_of  # noqa: PLC0415
 
     names = names_for(configuration.domain)
     scheme = build_scheme(names, configuration.memory_unit_mib, configuration.vocabularies)
-    every = build_scheme(names, configuration.memory_unit_mib, VocabularyOptions(nvidia_gpu=True, hami=True))
+    every_vocabulary = VocabularyOptions(nvidia_gpu=True, hami=True)
+    full_scheme = build_scheme(names, configuration.memory_unit_mib, every_vocabulary)
     ledgers = cluster.list(CONFIG_MAPS, configuration.system_namespace, LEDGER_SELECTOR).items
     charged = {pod for each in ledgers for pod in read_ledger(each).ledger.pods()}
-    uncharged, foreign = [], []
+    uncharged, unread = [], []
     pods: list[Pod] = cluster.list(PODS).items
     for pod in pods:
-        held = pod_usage_of(pod, scheme)
-        if held is not None and held.node and not held.is_terminal and held.key not in charged:
-            uncharged.append(f"{held.metadata.namespace}/{held.metadata.name}")
-        if held is None and (other := pod_usage_of(pod, every)) is not None and not other.is_terminal:
-            foreign.append(f"{other.metadata.namespace}/{other.metadata.name}")
+        usage = pod_usage_of(pod, scheme)
+        if usage is not None and usage.node and not usage.is_terminal and usage.key not in charged:
+            uncharged.append(f"{usage.metadata.namespace}/{usage.metadata.name}")
+        if usage is None and (other := pod_usage_of(pod, full_scheme)) is not None and not other.is_terminal:
+            unread.append(f"{other.metadata.namespace}/{other.metadata.name}")
     if uncharged:
-        remedy = "the controller charges them within seconds: does it run?"
-        yield CheckResult(WARNING, "pods with gpus", f"not in any ledger: {some(uncharged)}", remedy)
-    if foreign:
+        remedy = "the controller charges them within seconds: check that it runs"
+        yield CheckResult(WARNING, "pods with gpus", f"not in any ledger: {shorten_list(uncharged)}", remedy)
+    if unread:
         remedy = f"set vocabularies.nvidiaGpu, so that {NVIDIA_GPU} counts against quotas"
-        yield CheckResult(WARNING, "pods with gpus", f"beyond all quotas: {some(foreign)}", remedy)
+        message = f"GPUs under resource names that no quota counts: {shorten_list(unread)}"
+        yield CheckResult(WARNING, "pods with gpus", message, remedy)
 
 
-def rivals(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Other systems."""
+def check_other_systems(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.objects import DAEMON_SETS, DEPLOYMENTS  # noqa: PLC0415
 
     for kind in (DAEMON_SETS, DEPLOYMENTS):
         for each in cluster.list(kind).items:
             images = " ".join(container.image for container in each.spec.template.spec.containers)
-            known = [name for mark, name in RIVALS.items() if mark in images]
-            if known and each.metadata.labels.get(APP_LABEL) != APP:
+            systems = [name for image, name in CONFLICTING_IMAGES.items() if image in images]
+            if systems and each.metadata.labels.get(APP_LABEL) != APP:
                 where = f"{each.metadata.namespace}/{each.metadata.name}"
-                remedy = "keep them to different nodes, or remove the other: both would hand out the same cards"
-                yield CheckResult(WARNING, "other systems", f"{kind.name} {where} is {known[0]}", remedy)
+                remedy = "run the two on different nodes, or remove the other: both would allocate the same cards"
+                yield CheckResult(WARNING, "other systems", f"{kind.name} {where} is {systems[0]}", remedy)
 
 
-def nodes(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Nodes."""
+def check_nodes(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.objects import NODES  # noqa: PLC0415
 
     core = names_for(configuration.domain).core
@@ -239,50 +234,48 @@ def nodes(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]: 
         offered = {key for key in node.status.allocatable if key in (core, NVIDIA_GPU)}
         info = node.status.node_info
         if offered == {core, NVIDIA_GPU} and node.status.allocatable[NVIDIA_GPU] != "0":
-            message = f"{node.metadata.name} offers {core} and {NVIDIA_GPU}: its cards are handed out twice"
+            message = f"{node.metadata.name} offers {core} and {NVIDIA_GPU}: its cards are allocated twice"
             yield CheckResult(ERROR, "nodes", message, "remove NVIDIA's device plugin from it")
         elif offered:
-            yield CheckResult(
-                OK, "nodes", f"{node.metadata.name}: {info.kubelet_version}, {info.container_runtime_version}"
-            )
+            versions = f"{node.metadata.name}: {info.kubelet_version}, {info.container_runtime_version}"
+            yield CheckResult(OK, "nodes", versions)
 
 
-def clocks(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Clocks."""
+def check_clocks(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.objects import CONFIG_MAPS, LEASES  # noqa: PLC0415
     from controller.reconciling import SKEW_S  # noqa: PLC0415
 
+    # A dry run stores nothing, and its answer carries the API server's time.
     metadata = {"generateName": "clock-", "namespace": configuration.system_namespace}
     stamp = cluster.create(CONFIG_MAPS, {"metadata": metadata}, dry_run=True).metadata.creation_timestamp
-    there = datetime.fromisoformat(stamp).timestamp()
-    here = datetime.now(UTC).timestamp()
-    if abs(here - there) > SKEW_S:
-        yield CheckResult(WARNING, "clocks", f"this machine's differs from the API server's by {here - there:.0f} s")
+    server_s, local_s = datetime.fromisoformat(stamp).timestamp(), datetime.now(UTC).timestamp()
+    if abs(local_s - server_s) > SKEW_S:
+        yield CheckResult(WARNING, "clocks", f"this machine differs from the API server by {local_s - server_s:.0f} s")
     for lease in cluster.list(LEASES, "kube-node-lease").items:
         if not lease.spec.renew_time:
             continue
-        ahead = datetime.fromisoformat(lease.spec.renew_time).timestamp() - there
-        if ahead > SKEW_S:
-            message = f"node {lease.metadata.name} is {ahead:.0f} s ahead of the API server"
-            yield CheckResult(WARNING, "clocks", message, "let all machines follow one clock (NTP)")
+        ahead_s = datetime.fromisoformat(lease.spec.renew_time).timestamp() - server_s
+        if ahead_s > SKEW_S:
+            message = f"node {lease.metadata.name} is {ahead_s:.0f} s ahead of the API server"
+            yield CheckResult(WARNING, "clocks", message, "synchronize the clocks of all machines (NTP)")
 
 
-def rights(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Rights."""
+def check_rbac(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.objects import ACCESS_REVIEWS  # noqa: PLC0415
 
-    for account, verb, group, resource, namespace in NEEDED:
-        where = configuration.system_namespace if namespace else ""
+    for account, verb, group, resource, in_own_namespace in NEEDED_PERMISSIONS:
+        namespace = configuration.system_namespace if in_own_namespace else ""
         user = f"system:serviceaccount:{configuration.system_namespace}:{account}"
-        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": where}
+        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
         review = {"spec": {"user": user, "resourceAttributes": attributes}}
         if not cluster.create(ACCESS_REVIEWS, review).status.allowed:
             message = f"{account} may not {verb} {resource}"
-            yield CheckResult(ERROR, "rights", message, "helm upgrade brings its roles back; see docs/rights.md")
+            yield CheckResult(ERROR, "rbac", message, "helm upgrade restores its roles; see docs/rbac.md")
 
 
-# Without these nothing works: account, verb, group, resource, and whether in Quotient's namespace alone.
-NEEDED = (
+# Service account, verb, group, resource, and whether only in Quotient's namespace. A sample of docs/rbac.md: without
+# any of these the component does not work at all.
+NEEDED_PERMISSIONS = (
     ("quotient-webhook", "list", "", "configmaps", False),
     ("quotient-webhook", "update", "", "configmaps", True),
     ("quotient-webhook", "get", "", "pods", False),
@@ -292,21 +285,20 @@ NEEDED = (
     ("quotient-controller", "create", "", "configmaps", False),
     ("quotient-controller", "create", "coordination.k8s.io", "leases", True),
 )
-CHECKS: tuple[Check, ...] = (
-    versions,
-    own_pods,
-    registered,
-    certificates,
-    rights,
-    quotas,
-    unmanaged,
-    rivals,
-    nodes,
-    clocks,
-)
+CHECKS: dict[str, Check] = {
+    "versions": check_versions,
+    "quotient's pods": check_own_pods,
+    "webhook configurations": check_webhook_configurations,
+    "certificates": check_certificates,
+    "rbac": check_rbac,
+    "quotas": check_quotas,
+    "pods with gpus": check_pods,
+    "other systems": check_other_systems,
+    "nodes": check_nodes,
+    "clocks": check_clocks,
+}
 
 
-def some(names: list[str]) -> str:
-    """Name a few of many."""
-    more = len(names) - MOST_TOLD
-    return ", ".join(names[:MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
+def shorten_list(names: list[str]) -> str:
+    more = len(names) - MAX_NAMES_SHOWN
+    return ", ".join(names[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""`quotient lint`: manifests checked in a pipeline, with file and line, and repaired where that is certain."""
+"""`quotient lint`: manifests checked in a pipeline, with file and line, and repaired where the repair is certain."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,11 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from console.admit import STDIN, quotas_from, read_text
-from console.offline_admission import AdmissionResult, OfflineQuotas, admit_offline, is_judged, objects_of
-from console.schema_checks import SchemaProblem, Steps, repaired_document, schema_problems, within
-from console.yaml_locations import Located, child, deepest, line_of, locate
+from console.admit import quotas_from
+from console.manifests import STDIN, Document, parse_objects, read_text
+from console.offline_admission import DEFAULT_USER, AdmissionResult, OfflineQuotas, admit_offline, is_checked
+from console.schema_checks import SchemaProblem, Steps, mapping_within, repaired_document, schema_problems
+from console.yaml_locations import LocatedObject, child, deepest_node, line_of, locate_objects
 from settings.loading import Loaded
 from vcuda.decision import Code
 from vcuda.strict_yaml import DocumentError
@@ -20,9 +21,12 @@ from webhook.service import admission_config_of
 
 LINE_IN_ERROR = "line "
 
+# A part of a text to be replaced: start, end, replacement.
+Edit = tuple[int, int, str]
+
 
 class LintFinding(Struct, frozen=True, omit_defaults=True):
-    """One thing to say about a file."""
+    """One error or warning about a file."""
 
     file: str
     line: int
@@ -36,81 +40,83 @@ class LintFinding(Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         if self.level == "warning":
             return f"{self.file}:{self.line}: warning: {self.message}"
-        named = f"{self.field}: {self.value!r}: " if self.field else ""
+        value = f"{self.value!r}: " if self.value else ""
+        named = f"{self.field}: {value}" if self.field else ""
         return f"{self.file}:{self.line}: {named}{self.message}; {self.remedy} [{self.code}]"
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--fix", is_flag=True, help="Repair what is certain: quotes around texts, API versions that are gone.")
+@click.option("--fix", is_flag=True, help="Repair what is certain: missing quotes, removed API versions.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--quota", "quota_file", metavar="FILE", help="Hold the documents to these quotas, one after another.")
+@click.option("--quota", "quota_file", metavar="FILE", help="Charge the documents to these quotas, one after another.")
 @click.option("-n", "--namespace", default="default", show_default=True, help="For documents that name none.")
 @click.pass_context
 def lint(
     context: click.Context, files: tuple[str, ...], *, fix: bool, output: str, quota_file: str | None, namespace: str
 ) -> None:
-    """Check manifests as the webhook would, and for what dies before any webhook sees it.
+    """Check manifests as the webhook would, and for what the API server rejects before any webhook.
 
-    FILE is a manifest, a folder of them, or - for standard input. Exit code: 0 nothing wrong (warnings do not count),
-    1 something is, 2 bad usage.
+    FILE is a manifest, a folder of them, or - for standard input. Exit code: 0 no errors (warnings do not count),
+    1 errors, 2 wrong usage.
     """
     loaded: Loaded = context.obj
-    rules = admission_config_of(loaded.configuration)
-    quotas = quotas_from(quota_file, rules.scheme.unit_mib)
+    config = admission_config_of(loaded.configuration)
+    quotas = quotas_from(quota_file, config.scheme.unit_mib)
     findings: list[LintFinding] = []
-    for file in expanded(files):
+    for file in expand_folders(files):
         text = read_text(file)
-        if fix and file != STDIN and (repaired_document := repaired(text)) != text:
-            Path(file).write_text(repaired_document)
+        if fix and file != STDIN and (repaired := repair_text(text)) != text:
+            Path(file).write_text(repaired)
             click.echo(f"{file}: repaired", err=True)
-            text = repaired_document
-        findings += check(file, text, rules, quotas, namespace)
+            text = repaired
+        findings += check_file(file, text, config, quotas, namespace)
     for finding in findings:
         click.echo(msgspec.json.encode(finding) if output == "json" else str(finding))
     context.exit(1 if any(finding.level == "error" for finding in findings) else 0)
 
 
-def expanded(files: tuple[str, ...]) -> list[str]:
-    """Take folders for the manifests in them."""
-    found: list[str] = []
+def expand_folders(files: tuple[str, ...]) -> list[str]:
+    expanded: list[str] = []
     for file in files:
         if Path(file).is_dir():
-            found += sorted(str(each) for each in Path(file).rglob("*") if each.suffix in (".yaml", ".yml", ".json"))
+            manifests = (each for each in Path(file).rglob("*") if each.suffix in (".yaml", ".yml", ".json"))
+            expanded += sorted(map(str, manifests))
         else:
-            found.append(file)
-    return found
+            expanded.append(file)
+    return expanded
 
 
-def check(file: str, text: str, rules: AdmissionConfig, quotas: OfflineQuotas, namespace: str) -> list[LintFinding]:
-    """Find what is wrong in one file."""
+def check_file(
+    file: str, text: str, config: AdmissionConfig, quotas: OfflineQuotas, namespace: str
+) -> list[LintFinding]:
     try:
-        documents, places = objects_of(text), locate(text)
-    except DocumentError as wrong:
-        number, message = line_and_message(str(wrong))
-        return [LintFinding(file, number, "error", Code.OBJECT_INVALID, "", "", message, "correct the file")]
+        documents, locations = parse_objects(text), locate_objects(text)
+    except DocumentError as error:
+        line, message = split_line_number(str(error))
+        return [LintFinding(file, line, "error", Code.OBJECT_INVALID, "", "", message, "correct the file")]
     findings: list[LintFinding] = []
-    for document, place in zip(documents, places, strict=True):
-        if is_judged(document):
-            findings += about(file, place, admit_offline(document, rules, quotas, namespace, "somebody"))
+    for document, location in zip(documents, locations, strict=True):
+        if is_checked(document):
+            result = admit_offline(document, config, quotas, namespace, DEFAULT_USER)
+            findings += findings_of(file, location, result)
     return findings
 
 
-def line_and_message(told: str) -> tuple[int, str]:
-    """Take the line out of a complaint about YAML."""
-    if told.startswith(LINE_IN_ERROR):
-        number, _, message = told.removeprefix(LINE_IN_ERROR).partition(": ")
-        digits = number.partition(",")[0]
-        return (int(digits), message) if digits.isdecimal() else (1, told)
-    return 1, told
+def split_line_number(error: str) -> tuple[int, str]:
+    """Split `line 3, column 5: not YAML: ...` into the line and the rest; line 1 if none is named."""
+    if error.startswith(LINE_IN_ERROR):
+        position, _, message = error.removeprefix(LINE_IN_ERROR).partition(": ")
+        line = position.partition(",")[0]
+        return (int(line), message) if line.isdecimal() else (1, error)
+    return 1, error
 
 
-def about(file: str, place: Located, verdict: AdmissionResult) -> list[LintFinding]:
-    """Put lines to what was judged."""
+def findings_of(file: str, location: LocatedObject, result: AdmissionResult) -> list[LintFinding]:
     errors = [
         LintFinding(
             file,
-            line_of(place.node, reason.field),
+            line_of(location.node, reason.field),
             "error",
             reason.code,
             reason.field,
@@ -118,65 +124,66 @@ def about(file: str, place: Located, verdict: AdmissionResult) -> list[LintFindi
             reason.message,
             reason.remedy,
         )
-        for reason in verdict.reasons
+        for reason in result.reasons
     ]
     warnings = [
-        LintFinding(file, line_of(place.node, field_in(warning)), "warning", "", "", "", warning, "")
-        for warning in verdict.warnings
+        LintFinding(file, line_of(location.node, first_word(warning)), "warning", "", "", "", warning, "")
+        for warning in result.warnings
     ]
     return sorted(errors + warnings, key=lambda finding: finding.line)
 
 
-def field_in(warning: str) -> str:
-    """Find the field that a warning begins with, if it does."""
+def first_word(warning: str) -> str:
+    """Return the field that a warning begins with; a word that is no field leads to the object's first line."""
     return warning.split(" ", 1)[0].rstrip(":")
 
 
-def repaired(text: str) -> str:
-    """Repair what is certain, and touch nothing else: comments and order stay.
+def repair_text(text: str) -> str:
+    """Repair what is certain and change nothing else: comments and order stay.
 
-    What comes out is read again and has to be exactly what was meant; if it is not, the text is left as it was.
+    The result is parsed again and has to be exactly the repaired documents; otherwise the text is returned unchanged.
     """
     try:
-        documents, places = objects_of(text), locate(text)
-        meant = [
-            repaired_document(document, sources_of(document, place.node, text))
-            for document, place in zip(documents, places, strict=True)
+        documents, locations = parse_objects(text), locate_objects(text)
+        wanted = [
+            repaired_document(document, unquoted_values(document, location.node, text))
+            for document, location in zip(documents, locations, strict=True)
         ]
         edits = {
             edit
-            for document, place, wanted in zip(documents, places, meant, strict=True)
-            for found in schema_problems(document)
-            for edit in edits_for(found, wanted, place.node, text)
+            for document, location, repaired in zip(documents, locations, wanted, strict=True)
+            for problem in schema_problems(document)
+            for edit in edits_for(problem, repaired, location.node, text)
         }
-        made = text
+        edited = text
+        # From the end, so that positions before an edit stay valid.
         for start, end, replacement in sorted(edits, reverse=True):
-            made = made[:start] + replacement + made[end:]
-        return made if objects_of(made) == meant else text
+            edited = edited[:start] + replacement + edited[end:]
+        return edited if parse_objects(edited) == wanted else text
     except DocumentError:
         return text
 
 
-def sources_of(document: dict[str, Any], node: yaml.Node, text: str) -> dict[Steps, str]:
-    """Give the values that need quotes as they stand in the file."""
-    found: dict[Steps, str] = {}
-    for each in schema_problems(document):
-        place = deepest(node, each.steps)
-        if each.reason.code is Code.TEXT_EXPECTED and isinstance(place, yaml.ScalarNode):
-            found[each.steps] = text[place.start_mark.index : place.end_mark.index]
-    return found
+def unquoted_values(document: Document, node: yaml.Node, text: str) -> dict[Steps, str]:
+    """Return the values that need quotes as they are written in the file."""
+    values: dict[Steps, str] = {}
+    for problem in schema_problems(document):
+        scalar = deepest_node(node, problem.steps)
+        if problem.reason.code is Code.TEXT_EXPECTED and isinstance(scalar, yaml.ScalarNode):
+            values[problem.steps] = text[scalar.start_mark.index : scalar.end_mark.index]
+    return values
 
 
-def edits_for(found: SchemaProblem, wanted: dict[str, Any], node: yaml.Node, text: str) -> list[tuple[int, int, str]]:
-    """Say which part of the text becomes what; nothing where it is not plain."""
-    place = deepest(node, found.steps)
+def edits_for(problem: SchemaProblem, repaired: dict[str, Any], node: yaml.Node, text: str) -> list[Edit]:
+    """Return the edits that repair a problem; none where the place in the text is not certain."""
+    place = deepest_node(node, problem.steps)
     start, end = place.start_mark.index, place.end_mark.index
-    if found.reason.code is Code.TEXT_EXPECTED:
+    if problem.reason.code is Code.TEXT_EXPECTED:
         return [(start, end, f'"{text[start:end]}"')] if isinstance(place, yaml.ScalarNode) else []
-    if found.steps == ("apiVersion",):
+    if problem.steps == ("apiVersion",):
         quote = text[start] if text[start] in "\"'" else ""
-        return [(start, end, f"{quote}{wanted['apiVersion']}{quote}")]
-    labels = within(wanted, ("spec", "selector", "matchLabels"))
+        return [(start, end, f"{quote}{repaired['apiVersion']}{quote}")]
+    labels = mapping_within(repaired, ("spec", "selector", "matchLabels"))
     spec = child(node, "spec")
     if not labels or not isinstance(spec, yaml.MappingNode):
         return []

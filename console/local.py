@@ -10,59 +10,59 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from cluster.errors import AlreadyExists, ApiError
 from cluster.in_memory import InMemoryCluster
 from cluster.informer import Informer
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, Node, Pod
 from console.local_admission import LocalAdmission
-from console.local_kubelet import FAILED, RUNNING, choose
-from console.local_node import SIMULATED_MACHINES, SimulatedNode, node
+from console.local_kubelet import FAILED, RUNNING
+from console.local_node import SIMULATED_MACHINES, SimulatedNode, node_object
+from console.local_scheduler import choose_node
+from console.local_tables import ClusterTables, display_name, pod_title
 from console.printing import wide_console
-from console.quota import show_status
+from console.quota_status_view import show_status
 from nodeplugin.fake import NoCompiler, library
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
 from vcuda.decision import Unavailable
 from vcuda.decoding import converted
-from vcuda.inventory import decode_inventory
 from vcuda.names import Names
-from vcuda.placement_annotation import decode_placement, encode_placement
+from vcuda.placement_annotation import encode_placement
 from vcuda.pod import PodSpec
-from vcuda.request import ParsedRequest, parse_request
+from vcuda.request import parse_request
 from vcuda.strict_yaml import DocumentError, parse_documents
-from vcuda.vocabulary import Share
 from webhook.service import admission_config_of
 
-SYNC_S = 10.0
-LOOK_EVERY_S = 1.0
-CATCH_UP_S = 0.01
+SYNC_TIMEOUT_S = 10.0
+FILE_POLL_S = 1.0
+POLL_S = 0.01
 NOTE = (
-    "Pods are admitted, charged and given their cards here by Quotient's own code, the node plugin included; "
-    "the driver, the kubelet and the scheduler are small stand-ins, and nothing runs."
+    "Admission, quotas and the node plugin are Quotient's own code; the driver, the kubelet and the scheduler are "
+    "simulated, and no container runs."
 )
-NO_PLUGIN = "No C compiler here, so there is no fake driver for the node plugin: pods are admitted and charged only."
+NO_COMPILER_NOTE = "No C compiler was found for the simulated driver: pods are admitted and charged, but not allocated."
+# Separates the webhook's name from its reasons in the API server's error.
 DENIED = " denied the request: "
 
-Seen = dict[Path, float]
+ModificationTimes = dict[Path, float]
 
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--once", is_flag=True, help="Show the cluster and end, instead of waiting for changes.")
+@click.option("--once", is_flag=True, help="Show the cluster and exit, instead of waiting for changes.")
 @click.pass_obj
 def local(loaded: Loaded, files: tuple[Path, ...], *, once: bool) -> None:
     """Run Quotient on this machine, on a simulated cluster.
 
-    FILES are manifests of pods; they are read again whenever they change. Without any, some samples are shown.
+    FILES are manifests of pods and quotas; they are applied again whenever they change. Without files, samples are
+    shown.
     """
     if "log.level" not in loaded.sources:
-        # What happens is shown; what the components say to their operators would only be in between.
+        # The tables show what happens; the components' logs would interrupt them.
         configure_logs("error", loaded.configuration.log.format)
     run = LocalRun(loaded.configuration, wide_console())
     try:
@@ -74,23 +74,23 @@ def local(loaded: Loaded, files: tuple[Path, ...], *, once: bool) -> None:
 
 
 class LocalRun:
-    """An in-memory cluster with simulated nodes, and everything of Quotient that exists."""
+    """An in-memory cluster with simulated nodes, and Quotient's components on it."""
 
     def __init__(self, configuration: Configuration, console: Console) -> None:
-        rules = admission_config_of(configuration)
-        self._names, self._unit_mib, self._scheme = rules.names, rules.scheme.unit_mib, rules.scheme
+        config = admission_config_of(configuration)
+        self._names, self._scheme = config.names, config.scheme
         self._console = console
         self._cluster = InMemoryCluster()
         self._configuration = configuration
-        self._machines: list[SimulatedNode] = []
+        self._nodes: list[SimulatedNode] = []
         self._admission = LocalAdmission(self._cluster, configuration)
-        # Why pods are on no node.
-        self._waiting: dict[str, str] = {}
+        # Why each unscheduled pod has no node, by title.
+        self._pending_reasons: dict[str, str] = {}
         self._quotas: list[tuple[str, str]] = []
-        # How each container was written, before it was rewritten.
-        self._written: dict[str, dict[str, str]] = {}
-        self._nodes: Informer[Node] = Informer(self._cluster, NODES)
-        self._pods: Informer[Pod] = Informer(self._cluster, PODS)
+        # The vocabulary of each container in its manifest, before the webhook rewrote it.
+        self._vocabularies: dict[str, dict[str, str]] = {}
+        self._node_cache: Informer[Node] = Informer(self._cluster, NODES)
+        self._pod_cache: Informer[Pod] = Informer(self._cluster, PODS)
         self._ending = threading.Event()
 
     def start(self, files: tuple[Path, ...]) -> None:
@@ -98,54 +98,64 @@ class LocalRun:
         self._start_nodes()
         self._admission.start()
         self._apply(files)
-        for informer in (self._nodes, self._pods):
+        for informer in (self._node_cache, self._pod_cache):
             informer.start()
-            informer.wait_synced(SYNC_S)
+            informer.wait_synced(SYNC_TIMEOUT_S)
         self._show()
 
     def _start_nodes(self) -> None:
-        """Start a node plugin for each machine; without a driver for them, only say what there would be."""
+        """Start a node plugin for each machine; without a compiler for the simulated driver, only create the Nodes."""
         try:
             library()
         except NoCompiler:
             for machine in SIMULATED_MACHINES:
-                self._cluster.create(NODES, node(machine, self._names, self._unit_mib))
+                self._cluster.create(NODES, node_object(machine, self._names, self._scheme.unit_mib))
             return
-        self._machines = [SimulatedNode(self._cluster, machine, self._configuration) for machine in SIMULATED_MACHINES]
-        for started in self._machines:
-            started.start()
-        self._until(lambda: all(each.ready for each in self._machines))
+        self._nodes = [SimulatedNode(self._cluster, machine, self._configuration) for machine in SIMULATED_MACHINES]
+        for node in self._nodes:
+            node.start()
+        self._wait_until(lambda: all(node.ready for node in self._nodes))
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SYNC_S
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SYNC_TIMEOUT_S
         while not condition() and time.monotonic() < deadline:
-            self._ending.wait(CATCH_UP_S)
+            self._ending.wait(POLL_S)
 
     def follow(self, files: tuple[Path, ...]) -> None:
-        """Wait until interrupted; apply files again when they change."""
+        """Run until interrupted; apply files again when they change."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._ending.set())
-        watched = f"; edit {', '.join(map(str, files))} and see" if files else ""
-        self._console.print(f"[dim]Running until Ctrl-C{watched}.[/dim]")
-        before = changed_at(files)
-        while not self._ending.wait(LOOK_EVERY_S):
-            if before != (now := changed_at(files)):
+        hint = f"; edit {', '.join(map(str, files))} to see changes" if files else ""
+        self._console.print(f"[dim]Running until Ctrl-C{hint}.[/dim]")
+        before = modification_times(files)
+        while not self._ending.wait(FILE_POLL_S):
+            if before != (now := modification_times(files)):
                 before = now
                 self._apply(files)
                 self._show()
 
     def stop(self) -> None:
-        """End the informers, and Quotient."""
         self._admission.stop()
-        for started in self._machines:
-            started.end()
-        for started in self._machines:
-            started.stop()
-        for informer in (self._nodes, self._pods):
+        # All plugins are told to end before any is waited for: each may take a second.
+        for node in self._nodes:
+            node.begin_stop()
+        for node in self._nodes:
+            node.stop()
+        for informer in (self._node_cache, self._pod_cache):
             informer.stop()
 
     def _apply(self, files: tuple[Path, ...]) -> None:
-        """Make the cluster's quotas and pods those of the files."""
+        """Replace the quotas and pods of the cluster by those of the files."""
+        self._delete_all()
+        if not files:
+            self._apply_text("samples", self._samples())
+        for file in files:
+            try:
+                self._apply_text(str(file), file.read_text())
+            except (OSError, UnicodeDecodeError) as error:
+                self._print_error(f"{file}: cannot be read: {error}")
+
+    def _delete_all(self) -> None:
         while self._quotas:
             self._cluster.delete(CONFIG_MAPS, *self._quotas.pop())
         for pod in self._cluster.list(PODS).items:
@@ -153,201 +163,129 @@ class LocalRun:
             if pod.metadata.finalizers:
                 self._cluster.patch(PODS, *address, {"metadata": {"finalizers": None}})
             self._cluster.delete(PODS, *address, grace_s=0)
-        for started in self._machines:
-            started.sync()
-            started.plugin.book.collect()
-        self._admission.calm_down()
-        if not files:
-            self._apply_text("samples", self._samples())
-        for file in files:
-            try:
-                self._apply_text(str(file), file.read_text())
-            except (OSError, UnicodeDecodeError) as wrong:
-                self._complain(f"{file}: cannot be read: {wrong}")
+        for node in self._nodes:
+            node.sync()
+            node.plugin.book.collect()
+        self._admission.wait_idle()
 
     def _apply_text(self, source: str, text: str) -> None:
         try:
             documents = parse_documents(text)
-        except DocumentError as wrong:
-            self._complain(f"{source}: {wrong}")
+        except DocumentError as error:
+            self._print_error(f"{source}: {error}")
             return
-        # Quotas first: they are to hold the pods beside them.
+        # Quotas first: they apply to the pods beside them.
         for document in sorted(documents, key=lambda each: not is_config_map(each)):
             self._create(source, document)
 
-    def _complain(self, message: str) -> None:
+    def _print_error(self, message: str) -> None:
         self._console.print(f"[red]{escape(message)}[/red]", highlight=False, soft_wrap=True)
 
     def _samples(self) -> str:
-        """Give the samples, in the domain that is configured."""
+        """Return the sample manifests, with the configured domain."""
         text = resources.files("console").joinpath("samples.yaml").read_text()
         return text.replace(Names().domain, self._names.domain)
 
-    def _create(self, source: str, document: Any) -> None:  # noqa: ANN401 - whatever the file holds
+    def _create(self, source: str, document: Any) -> None:  # noqa: ANN401 - any YAML value
         if is_config_map(document):
             self._create_quota(source, document)
             return
         if not isinstance(document, dict) or document.get("kind") != "Pod":
             kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
-            self._complain(f"{source}: {kind} is passed over: only pods run here so far, and quotas")
+            self._print_error(f"{source}: {kind} is ignored: only pods and quotas can be applied here so far")
             return
         metadata = document.get("metadata")
         try:
             if isinstance(metadata, dict):
                 metadata = {"namespace": "default", **metadata}
                 document = document | {"metadata": metadata}
-                self._make_namespace(metadata["namespace"])
-            made = self._cluster.create(PODS, document)
-            self._remember(title(made), document)
-        except (ApiError, Unavailable) as wrong:
-            self._tell(source, document, str(wrong))
+                self._ensure_namespace(metadata["namespace"])
+            pod = self._cluster.create(PODS, document)
+            self._note_vocabularies(pod_title(pod), document)
+        except (ApiError, Unavailable) as error:
+            self._print_refusal(source, document, str(error))
 
     def _create_quota(self, source: str, document: dict[str, Any]) -> None:
-        """Write a quota, and wait until it is in force."""
+        """Create a quota, and wait until it is in force."""
         try:
             metadata = {"namespace": "default", **document["metadata"]}
-            self._make_namespace(metadata["namespace"])
-            made = self._cluster.create(CONFIG_MAPS, document | {"metadata": metadata})
-        except (ApiError, KeyError, TypeError) as wrong:
-            self._complain(f"{source}: {wrong}")
+            self._ensure_namespace(metadata["namespace"])
+            created = self._cluster.create(CONFIG_MAPS, document | {"metadata": metadata})
+        except (ApiError, KeyError, TypeError) as error:
+            self._print_error(f"{source}: {error}")
             return
-        self._quotas.append((made.metadata.name, made.metadata.namespace))
-        self._admission.calm_down()
+        self._quotas.append((created.metadata.name, created.metadata.namespace))
+        self._admission.wait_idle()
 
-    def _remember(self, pod: str, document: dict[str, Any]) -> None:
-        """Note in which vocabulary each container of a pod was written."""
+    def _note_vocabularies(self, pod: str, document: dict[str, Any]) -> None:
         spec = converted(document["spec"], PodSpec, strict=False)
         request = parse_request(spec, document["metadata"].get("annotations") or {}, self._scheme).request
-        self._written[pod] = {each.name: each.vocabulary for each in request.containers}
+        self._vocabularies[pod] = {each.name: each.vocabulary for each in request.containers}
 
-    def _tell(self, source: str, document: dict[str, Any], wrong: str) -> None:
-        """Say why a pod is not there: refused by Quotient, or not even a pod."""
-        _, denied, reasons = wrong.partition(DENIED)
+    def _print_refusal(self, source: str, document: dict[str, Any], error: str) -> None:
+        """Print why a pod was not created: refused by Quotient, or rejected as invalid before."""
+        _, denied, reasons = error.partition(DENIED)
         if not denied:
-            self._complain(f"{source}: {wrong}")
+            self._print_error(f"{source}: {error}")
             return
         metadata = document["metadata"]
-        name = named(str(metadata.get("name", "")), str(metadata.get("namespace", "")))
-        told = f"[bold red]refused[/bold red] {escape(name)}: {escape(reasons)}"
-        self._console.print(told, highlight=False, soft_wrap=True)
+        name = display_name(str(metadata.get("name", "")), str(metadata.get("namespace", "")))
+        text = f"[bold red]refused[/bold red] {escape(name)}: {escape(reasons)}"
+        self._console.print(text, highlight=False, soft_wrap=True)
 
-    def _make_namespace(self, name: Any) -> None:  # noqa: ANN401 - whatever the file holds
-        """Make the namespace a pod wants to be in; a manifest seldom brings its own."""
+    def _ensure_namespace(self, name: Any) -> None:  # noqa: ANN401 - any YAML value
+        """Create the namespace of a manifest, which seldom brings its own."""
         with suppress(AlreadyExists):
             self._cluster.create(NAMESPACES, {"metadata": {"name": name}})
 
     def _show(self) -> None:
-        """Print nodes and pods as Quotient sees them now."""
         self._run_pods()
-        self._catch_up()
-        pods = sorted(self._pods.all(), key=title)
-        readings = {title(pod): parse_request(pod.spec, pod.metadata.annotations, self._scheme) for pod in pods}
-        self._console.print(self._node_table())
-        self._console.print(self._pod_table(readings))
-        self._admission.calm_down()
-        for namespace, status in sorted(self._admission.status(self._cluster).items()):
+        self._wait_for_cache()
+        tables = ClusterTables(self._scheme, self._vocabularies, self._pending_reasons)
+        self._console.print(tables.nodes(self._node_cache.all()))
+        self._console.print(tables.pods(self._pod_cache.all()))
+        self._admission.wait_idle()
+        for namespace, status in sorted(self._admission.statuses(self._cluster).items()):
             show_status(namespace, status, "Quota of namespace ")
-        self._console.print(f"[dim]{NOTE if self._machines else NO_PLUGIN}[/dim]")
+        self._console.print(f"[dim]{NOTE if self._nodes else NO_COMPILER_NOTE}[/dim]")
 
     def _run_pods(self) -> None:
-        """Bind pods, and have their nodes admit them; wait until it is known what they got."""
-        self._waiting.clear()
-        unbound = [pod for pod in self._cluster.list(PODS).items if not pod.spec.node_name]
-        for pod in unbound if self._machines else ():
-            known = self._cluster.list(PODS).items
-            nodes = self._cluster.list(NODES).items
-            namespace = pod.metadata.namespace
-            chosen = choose(
-                pod,
-                nodes,
-                known,
-                self._scheme,
-                lambda model: self._admission.grants(namespace, model),  # noqa: B023
-            )
-            if isinstance(chosen, str):
-                self._waiting[title(pod)] = chosen
-                continue
-            where, placed = chosen
-            noted = {self._names.placement: encode_placement(placed)}
-            address = pod.metadata.name, pod.metadata.namespace
-            self._cluster.bind(*address, where, uid=pod.metadata.uid, annotations=noted)
-        for started in self._machines:
-            started.sync()
-        self._until(lambda: not any(self._is_undecided(pod) for pod in self._cluster.list(PODS).items))
+        """Bind pods and let the kubelets admit them; wait until each of them is Running or Failed."""
+        self._pending_reasons.clear()
+        for pod in self._cluster.list(PODS).items if self._nodes else ():
+            if not pod.spec.node_name:
+                self._schedule(pod)
+        for node in self._nodes:
+            node.sync()
+        self._wait_until(lambda: not any(is_starting(pod) for pod in self._cluster.list(PODS).items))
 
-    def _is_undecided(self, pod: Pod) -> bool:
-        """Tell whether a pod is on a node that has not said yet what became of it."""
-        return bool(pod.spec.node_name) and pod.status.phase not in (RUNNING, FAILED)
+    def _schedule(self, pod: Pod) -> None:
+        name, namespace = pod.metadata.name, pod.metadata.namespace
+        nodes, pods = self._cluster.list(NODES).items, self._cluster.list(PODS).items
+        chosen = choose_node(pod, nodes, pods, self._scheme, lambda model: self._admission.grants(namespace, model))
+        if isinstance(chosen, str):
+            self._pending_reasons[pod_title(pod)] = chosen
+            return
+        node, slices = chosen
+        annotations = {self._names.placement: encode_placement(slices)}
+        self._cluster.bind(name, namespace, node, uid=pod.metadata.uid, annotations=annotations)
 
-    def _catch_up(self) -> None:
-        """Wait until the informer has seen what was just applied."""
-        wanted = {pod.metadata.uid: pod.metadata.resource_version for pod in self._cluster.list(PODS).items}
-        self._until(lambda: {pod.metadata.uid: pod.metadata.resource_version for pod in self._pods.all()} == wanted)
-
-    def _node_table(self) -> Table:
-        table = Table(
-            "node", "GPUs", "model", "memory each", title="Simulated nodes", title_justify="left", box=SIMPLE_HEAD
-        )
-        for found in sorted(self._nodes.all(), key=lambda each: each.metadata.name):
-            cards = decode_inventory(found.metadata.annotations[self._names.inventory])
-            table.add_row(found.metadata.name, str(len(cards)), cards[0].model, f"{cards[0].memory_mib} MiB")
-        return table
-
-    def _pod_table(self, readings: dict[str, ParsedRequest]) -> Table:
-        columns = ("pod", "container", "written in", "cores", "memory", "pod in all", "on")
-        places = {title(pod): self._place_of(pod) for pod in self._pods.all()}
-        table = Table(*columns, title="Pods, as Quotient admits them", title_justify="left", box=SIMPLE_HEAD)
-        for pod, reading in readings.items():
-            cores, units = reading.request.resources()
-            for first, each in enumerate(reading.request.containers):
-                role = "" if each.role == "app" else f" ({each.role})"
-                table.add_row(
-                    "" if first else pod,
-                    escape(each.name + role),
-                    self._written.get(pod, {}).get(each.name, each.vocabulary),
-                    str(each.share.cores),
-                    self._memory(each.share),
-                    "" if first else f"{cores} + {units}",
-                    escape(places[pod].get(each.name, places[pod].get("", ""))),
-                )
-        table.caption = "In all: vcuda-core + vcuda-memory, as the scheduler counts them"
-        table.caption_justify = "left"
-        return table
-
-    def _place_of(self, pod: Pod) -> dict[str, str]:
-        """Say on which cards each container is, or under no name why it is on none."""
-        if pod.status.phase == FAILED:
-            return {"": pod.status.message}
-        if not pod.spec.node_name:
-            return {"": self._waiting.get(title(pod), "")}
-        placed = decode_placement(pod.metadata.annotations.get(self._names.placement, "")) or {}
-        return {
-            name: f"{pod.spec.node_name}: GPU " + ", ".join(each.uuid.rpartition("-")[2] for each in slices)
-            for name, slices in placed.items()
-        }
-
-    def _memory(self, share: Share) -> str:
-        if share.cards:
-            least = f", at least {share.memory_units * self._unit_mib} MiB" if share.memory_units > share.cards else ""
-            return f"all of {share.cards} card{'s' if share.cards > 1 else ''}{least}"
-        return "follows the cores" if share.follows else f"{share.memory_units * self._unit_mib} MiB"
+    def _wait_for_cache(self) -> None:
+        """Wait until the informer has every pod in its current version."""
+        current = {pod.metadata.uid: pod.metadata.resource_version for pod in self._cluster.list(PODS).items}
+        cached = self._pod_cache.all
+        self._wait_until(lambda: {pod.metadata.uid: pod.metadata.resource_version for pod in cached()} == current)
 
 
-def is_config_map(document: Any) -> bool:  # noqa: ANN401 - whatever the file holds
-    """Tell a quota from a pod."""
+def is_starting(pod: Pod) -> bool:
+    """Whether a pod is bound, and its kubelet has neither admitted nor rejected it."""
+    return bool(pod.spec.node_name) and pod.status.phase not in (RUNNING, FAILED)
+
+
+def is_config_map(document: Any) -> bool:  # noqa: ANN401 - any YAML value
     return isinstance(document, dict) and document.get("kind") == "ConfigMap"
 
 
-def title(pod: Pod) -> str:
-    """Name a pod, with its namespace unless that is the usual one."""
-    return named(pod.metadata.name, pod.metadata.namespace)
-
-
-def named(name: str, namespace: str) -> str:
-    """Put a name and a namespace together."""
-    return name if namespace == "default" else f"{namespace}/{name}"
-
-
-def changed_at(files: tuple[Path, ...]) -> Seen:
-    """When each file was last written; one that is away is not listed."""
+def modification_times(files: tuple[Path, ...]) -> ModificationTimes:
+    """Return when each file was last written; a file that does not exist is left out."""
     return {file: file.stat().st_mtime for file in files if file.exists()}

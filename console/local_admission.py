@@ -1,4 +1,4 @@
-"""Quotient's webhook and controller on an in-memory cluster, in this process: the same code as in a real one."""
+"""Quotient's webhook and controller on an in-memory cluster, in this process: the same code as in a real cluster."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from cluster.in_memory import InMemoryCluster
 from cluster.in_memory_admission import InMemoryWebhook, Review
 from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES
-from console.quota import Status, read_status
+from console.quota_status_view import QuotaStatus, read_status
 from controller.service import Service as ControllerService
 from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
@@ -24,53 +24,56 @@ from webhook.quota_sources import ClusterQuotaSource
 from webhook.responding import JSON, MUTATE, VALIDATE, Responder
 from webhook.service import admission_config_of
 
-CALM_S = 10.0
-LOOK_S = 0.02
-WRITTEN = ("CREATE", "UPDATE")
+TIMEOUT_S = 10.0
+POLL_S = 0.02
+OPERATIONS = ("CREATE", "UPDATE")
 
 
 class LocalAdmission:
-    """Admission and accounting on a cluster."""
+    """The webhook and the controller of one in-memory cluster."""
 
     def __init__(self, cluster: InMemoryCluster, configuration: Configuration) -> None:
         self._cluster, self._system_namespace = cluster, configuration.system_namespace
-        self._rules = rules = admission_config_of(configuration)
+        self._config = config = admission_config_of(configuration)
         cluster.create(NAMESPACES, {"metadata": {"name": configuration.system_namespace}})
-        # Its probes are of no use here, and must not be in anybody's way.
-        quiet = replace(configuration.controller, address="127.0.0.1", ops_port=0)
-        self._controller = ControllerService(replace(configuration, controller=quiet), cluster)
+        # The probes need a port; any free one on loopback, so that they cannot collide with another process.
+        probes = replace(configuration.controller, address="127.0.0.1", ops_port=0)
+        self._controller = ControllerService(replace(configuration, controller=probes), cluster)
         default = configuration.quota_by_default()
-        self._quota_source = ClusterQuotaSource(cluster, rules.scheme, configuration.system_namespace, default)
+        self._quota_source = ClusterQuotaSource(cluster, config.scheme, configuration.system_namespace, default)
         self._committer = LedgerCommitter(LedgerStore(cluster, configuration.system_namespace))
-        admission = Admission(rules, self._quota_source)
-        self._responder = Responder(admission, lambda *_: None, self._committer, Metrics(), CALM_S)
+        admission = Admission(config, self._quota_source)
+        self._responder = Responder(admission, lambda *_: None, self._committer, Metrics(), TIMEOUT_S)
         cluster.hooks += [
-            InMemoryWebhook("mutate.quotient.dev", self._call(MUTATE), mutating=True, operations=WRITTEN),
+            InMemoryWebhook("mutate.quotient.dev", self._caller(MUTATE), mutating=True, operations=OPERATIONS),
             InMemoryWebhook(
-                "validate.quotient.dev", self._call(VALIDATE), operations=WRITTEN, resources=("pods", "configmaps")
+                "validate.quotient.dev",
+                self._caller(VALIDATE),
+                operations=OPERATIONS,
+                resources=("pods", "configmaps"),
             ),
         ]
 
     def start(self) -> None:
-        """Begin, and wait until everything is known."""
+        """Start, and wait until the caches are synced and the controller is idle."""
         self._quota_source.start()
         self._committer.start()
         self._controller.start()
-        self._until(lambda: self._quota_source.synced and self._controller.elector.leading)
-        self.calm_down()
+        self._wait_until(lambda: self._quota_source.synced and self._controller.elector.leading)
+        self.wait_idle()
 
     def stop(self) -> None:
-        """End."""
         self._committer.stop()
         self._quota_source.stop()
         self._controller.stop()
 
-    def calm_down(self) -> None:
-        """Wait until the controller has done what there is to do."""
-        self._until(lambda: self._controller.quota_controller.idle() and self._controller.quota_controller.lag_s() == 0)
+    def wait_idle(self) -> None:
+        """Wait until the controller has reconciled every change."""
+        controller = self._controller.quota_controller
+        self._wait_until(lambda: controller.idle() and controller.lag_s() == 0)
 
-    def status(self, cluster: Cluster) -> dict[str, Status]:
-        """Give how namespaces stand with their quotas."""
+    def statuses(self, cluster: Cluster) -> dict[str, QuotaStatus]:
+        """Return the quota status of each namespace."""
         return {
             each.metadata.namespace: read_status(each.data.get(STATUS_KEY, ""))
             for each in cluster.list(CONFIG_MAPS).items
@@ -78,24 +81,25 @@ class LocalAdmission:
         }
 
     def grants(self, namespace: str, model: str) -> bool:
-        """Tell whether a namespace's quotas allow a model at all: what it is not charged for it must not run on."""
+        """Whether a namespace's quotas allow a model: a pod must not run on a model it is not charged for."""
         quotas, _ = self._quota_source.quotas(namespace)
         return all(quota.grants(parse_model(model)) for quota in quotas)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + CALM_S
-        while not condition() and time.monotonic() < until:
-            time.sleep(LOOK_S)
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
-    def _call(self, route: str) -> Callable[[Review], Review]:
-        def call(asked: Review) -> Review:
-            request = asked.get("request", {})
+    def _caller(self, route: str) -> Callable[[Review], Review]:
+        def call(review: Review) -> Review:
+            request = review.get("request", {})
+            # A real registration excludes this namespace with a namespaceSelector.
             if request.get("namespace") == self._system_namespace:
-                return asked | {"response": {"uid": request.get("uid"), "allowed": True}}
-            reply = self._responder.reply(route, JSON, "", json.dumps(asked).encode())
+                return review | {"response": {"uid": request.get("uid"), "allowed": True}}
+            reply = self._responder.reply(route, JSON, "", json.dumps(review).encode())
             if reply.status != 200:  # noqa: PLR2004
                 raise Unavailable(reply.body.decode().strip())
-            answered: Review = json.loads(reply.body)
-            return answered
+            response: Review = json.loads(reply.body)
+            return response
 
         return call

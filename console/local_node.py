@@ -1,4 +1,4 @@
-"""Simulated nodes for `quotient local`: each with a fake driver, a small kubelet, and the real node plugin."""
+"""Simulated nodes for `quotient local`: each has a simulated driver, a small kubelet and the real node plugin."""
 
 import tempfile
 from pathlib import Path
@@ -26,7 +26,7 @@ READY = [{"type": "Ready", "status": "True"}]
 
 
 class SimulatedMachine(Struct, frozen=True):
-    """A node with cards of one product, in pairs that NVLink connects."""
+    """A machine with cards of one product; with `nvlinks`, each two of them are connected by that many NVLinks."""
 
     name: str
     product: str
@@ -35,11 +35,10 @@ class SimulatedMachine(Struct, frozen=True):
     nvlinks: int = 0
 
     def uuid(self, index: int) -> str:
-        """Name a card."""
         return f"GPU-{self.name}-{index}"
 
     def description(self) -> dict[str, Any]:
-        """Describe it to the fake driver."""
+        """Return the file that the simulated driver reads."""
         cards = [
             {
                 "uuid": self.uuid(index),
@@ -62,7 +61,7 @@ SIMULATED_MACHINES = (
 
 
 class SimulatedNode:
-    """One machine: its driver, its kubelet, its plugin; everything below a folder that goes with it."""
+    """The driver, kubelet and plugin of one machine, with all their files in a temporary folder."""
 
     def __init__(self, cluster: InMemoryCluster, machine: SimulatedMachine, configuration: Configuration) -> None:
         self._cluster, self.machine = cluster, machine
@@ -86,33 +85,31 @@ class SimulatedNode:
         self.plugin = Service(own, cluster, Driver(bindings=own_bindings()))
 
     def start(self) -> None:
-        """Begin."""
         self.plugin.start()
 
     @property
     def ready(self) -> bool:
-        """Whether the kubelet knows all cards, and the Node says so."""
+        """Whether the kubelet has the devices of both resources, and the plugin has seen its Node."""
         published = self.plugin.publisher.nodes.get(self.machine.name)
         return len(self.kubelet.offered) > 1 and all(self.kubelet.offered.values()) and published is not None
 
     def sync(self) -> None:
-        """Have the kubelet look at the pods of this node."""
+        """Let the kubelet admit and release the pods of this node."""
         pods = self._cluster.list(PODS).items
         self.kubelet.sync(pod for pod in pods if pod.spec.node_name == self.machine.name)
 
-    def end(self) -> None:
-        """Begin to end."""
+    def begin_stop(self) -> None:
+        """Tell the plugin to end, without waiting for it."""
         self.plugin.ending.set()
 
     def stop(self) -> None:
-        """End, and leave nothing."""
         self.plugin.stop()
         self.kubelet.stop()
         self._folder.cleanup()
 
 
 def lay_out_driver(root: Path, machine: SimulatedMachine) -> None:
-    """Write what a driver's folder holds; files stand for device nodes, which only root could make."""
+    """Create a driver's folder. Plain files stand for device nodes, which only root can create."""
     fake.install(root / LIBRARIES, machine.description())
     (root / "dev").mkdir()
     for name in (*CONTROL_NODES, *(f"nvidia{index}" for index in range(machine.count))):
@@ -120,8 +117,8 @@ def lay_out_driver(root: Path, machine: SimulatedMachine) -> None:
     (root / LIBRARIES / f"libcuda.so.{VERSION}").touch()
 
 
-def inventory(machine: SimulatedMachine) -> tuple[Gpu, ...]:
-    """List a machine's cards, as its plugin would."""
+def inventory_of(machine: SimulatedMachine) -> tuple[Gpu, ...]:
+    """Return the inventory that the plugin of a machine would publish."""
     model = parse_model(machine.product).name
     return tuple(
         Gpu(uuid=machine.uuid(index), index=index, model=model, memory_mib=machine.memory_mib, healthy=True)
@@ -129,9 +126,9 @@ def inventory(machine: SimulatedMachine) -> tuple[Gpu, ...]:
     )
 
 
-def node(machine: SimulatedMachine, names: Names, unit_mib: int) -> dict[str, Any]:
-    """Write a machine as a Node object, for where no plugin runs."""
-    cards = inventory(machine)
+def node_object(machine: SimulatedMachine, names: Names, unit_mib: int) -> dict[str, Any]:
+    """Return the Node of a machine on which no plugin runs."""
+    cards = inventory_of(machine)
     resources = {
         names.core: str(100 * machine.count),
         names.memory: str(units_for(machine.memory_mib, unit_mib) * machine.count),

@@ -17,7 +17,7 @@ from settings.configuration import Configuration
 from settings.loading import ConfigurationError, Loaded, leaves, load, lookup, variable_of
 from settings.logs import configure_logs
 
-# Each command, and the module that holds it.
+# Each command, and the module that defines it. A new command is a line here and a click command of that name there.
 COMMANDS = {
     "admit": "console.admit",
     "arm": "console.failure_policy",
@@ -34,17 +34,15 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Loads a command when it is asked for: a component should not have to carry all the others."""
+    """Imports a command's module only when it is called: a component's process must not carry all the others."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """Name all commands."""
         return sorted([*super().list_commands(context), *COMMANDS])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Load a command."""
         if name in COMMANDS:
-            found: click.Command = getattr(import_module(COMMANDS[name]), name)
-            return found
+            command: click.Command = getattr(import_module(COMMANDS[name]), name)
+            return command
         return super().get_command(context, name)
 
 
@@ -55,22 +53,22 @@ class Commands(click.Group):
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="QUOTIENT_CONFIG",
-    help="Configuration file (YAML). Without one, the defaults hold.",
+    help="Configuration file (YAML); defaults apply without one.",
 )
 @click.option("--set", "flags", multiple=True, metavar="PATH=VALUE", help="Override one value, as in log.level=debug.")
 @click.pass_context
 def main(context: click.Context, file: Path | None, flags: tuple[str, ...]) -> None:
     """Quotient divides GPUs among Kubernetes pods and holds every namespace to its quota.
 
-    Begin with `quotient local`: it needs no cluster and no GPU. `quotient config` shows the settings in force.
+    Start with `quotient local`: it needs no cluster and no GPU. `quotient config` shows the effective configuration.
     """
     try:
         loaded = load(file, os.environ, flags)
-    except ConfigurationError as wrong:
-        raise click.UsageError(str(wrong)) from None
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
     configure_logs(loaded.configuration.log.level, loaded.configuration.log.format)
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:
-        # A crash in a library's C code is told with its stacks, not by silence.
+        # A crash in a library's C code prints the stacks of all threads instead of nothing.
         faulthandler.enable(sys.__stderr__)
     context.obj = loaded
 
@@ -79,7 +77,7 @@ def main(context: click.Context, file: Path | None, flags: tuple[str, ...]) -> N
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.pass_obj
 def config(loaded: Loaded, output: str) -> None:
-    """Show the configuration in force, and where each value comes from."""
+    """Show the effective configuration, and where each value comes from."""
     values = msgspec.to_builtins(loaded.configuration)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())

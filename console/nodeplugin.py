@@ -1,4 +1,4 @@
-"""`quotient nodeplugin`: the plugin of one node."""
+"""`quotient nodeplugin`: the device plugin of one node."""
 
 import signal
 
@@ -11,12 +11,12 @@ from vcuda.decision import Unavailable
 @click.command()
 @click.pass_obj
 def nodeplugin(loaded: Loaded) -> None:
-    """Run the plugin of this node.
+    """Run the device plugin of this node.
 
-    It finds the node's GPUs, offers them to the kubelet, and gives containers those that they were placed on. It serves
-    /metrics, /usage, /livez and /readyz on port 5678. Containers keep what they have while it is away.
+    It discovers the node's GPUs, registers them with the kubelet, and allocates to containers the GPUs they were placed
+    on. It serves /metrics, /usage, /livez and /readyz on port 5678. Containers keep their GPUs while it is down.
     """
-    from cluster.api import connect  # noqa: PLC0415 - only what runs is loaded
+    from cluster.api import connect  # noqa: PLC0415 - each component's process loads only its own code
     from nodeplugin.service import CannotServe, Service  # noqa: PLC0415
 
     configuration = loaded.configuration
@@ -25,5 +25,5 @@ def nodeplugin(loaded: Loaded) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: service.ending.set())
         service.run()
-    except (CannotServe, Unavailable, OSError) as wrong:
-        raise click.ClickException(str(wrong)) from None
+    except (CannotServe, Unavailable, OSError) as error:
+        raise click.ClickException(str(error)) from None

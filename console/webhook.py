@@ -1,4 +1,4 @@
-"""`quotient webhook`: the admission webhook, or the objects that register it."""
+"""`quotient webhook`: runs the admission webhook, or prints the objects that register it."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ from settings.loading import Loaded
 def webhook(loaded: Loaded, print_registration: str | None, ca_file: Any) -> None:  # noqa: ANN401 - a click file
     """Run the admission webhook.
 
-    It serves /mutate and /validate over HTTPS, and /livez, /readyz and /metrics on a port of their own. Certificates
-    are read from the folder webhook.certificates and followed as they change. SIGTERM drains it.
+    It serves /mutate and /validate over HTTPS, and /livez, /readyz and /metrics on a separate port. Certificates
+    are read from the folder webhook.certificates and reloaded when they change. SIGTERM drains it.
     """
     configuration = loaded.configuration
     if print_registration is not None:
-        from webhook.registration import registration  # noqa: PLC0415 - only what runs is loaded
+        from webhook.registration import registration  # noqa: PLC0415 - each component's process loads only its own code
         from webhook.service import admission_config_of  # noqa: PLC0415
 
         objects = registration(
@@ -35,7 +35,7 @@ def webhook(loaded: Loaded, print_registration: str | None, ca_file: Any) -> Non
         return
     from webhook.gunicorn_server import GunicornApplication  # noqa: PLC0415
 
-    def build() -> Any:  # noqa: ANN401 - loaded in the process that serves, to keep the one above it small
+    def build() -> Any:  # noqa: ANN401 - imported in gunicorn's worker, so that its parent process stays small
         from cluster.api import connect  # noqa: PLC0415
         from webhook.service import Service  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Where in a file a field stands: its line for people, its place in the text for repairs."""
+"""Locations in YAML files: the line of a field for messages, its position in the text for repairs."""
 
 import re
 from collections.abc import Iterator
@@ -13,43 +13,36 @@ STEP = re.compile(r"\[([^\]]*)\]|([^.\[\]]+)")
 Steps = tuple[str | int, ...]
 
 
-class Located(Struct, frozen=True):
-    """One object of a file: its node, and the node's path in the document it came from."""
+class LocatedObject(Struct, frozen=True):
+    """One object of a file, as its YAML node."""
 
     node: yaml.Node
 
-    @property
-    def line(self) -> int:
-        """The line on which it begins."""
-        return int(self.node.start_mark.line) + 1
 
-
-def locate(text: str) -> list[Located]:
-    """Find the objects of a text, in the order in which they are read; items of a list are objects of their own."""
+def locate_objects(text: str) -> list[LocatedObject]:
+    """Return the objects of a text in reading order, the items of a List as objects of their own."""
     try:
-        nodes = [node for node in yaml.compose_all(text, Loader=StrictLoader) if is_something(node)]
-    except yaml.YAMLError as wrong:
-        raise DocumentError(f"not YAML: {wrong}") from None
-    return [Located(inner) for node in nodes for inner in items(node)]
+        nodes = [node for node in yaml.compose_all(text, Loader=StrictLoader) if not is_empty(node)]
+    except yaml.YAMLError as error:
+        raise DocumentError(f"not YAML: {error}") from None
+    return [LocatedObject(item) for node in nodes for item in expand_list_node(node)]
 
 
-def is_something(node: yaml.Node | None) -> bool:
-    """Tell whether a document holds anything."""
-    return node is not None and node.tag != "tag:yaml.org,2002:null"
+def is_empty(node: yaml.Node | None) -> bool:
+    return node is None or node.tag == "tag:yaml.org,2002:null"
 
 
-def items(node: yaml.Node) -> Iterator[yaml.Node]:
-    """Go into lists of objects."""
-    kind, inside = child(node, "kind"), child(node, "items")
-    if kind is not None and str(kind.value).endswith("List") and isinstance(inside, yaml.SequenceNode):
-        for item in inside.value:
-            yield from items(item)
+def expand_list_node(node: yaml.Node) -> Iterator[yaml.Node]:
+    kind, items = child(node, "kind"), child(node, "items")
+    if kind is not None and str(kind.value).endswith("List") and isinstance(items, yaml.SequenceNode):
+        for item in items.value:
+            yield from expand_list_node(item)
     else:
         yield node
 
 
 def child(node: yaml.Node, step: str | int) -> yaml.Node | None:
-    """Go one step down: by key, by index, or by the name of an item."""
+    """Return the value under a key, at an index, or of the list item with this name."""
     if isinstance(node, yaml.MappingNode):
         return next((value for key, value in node.value if key.value == str(step)), None)
     if isinstance(node, yaml.SequenceNode):
@@ -60,21 +53,21 @@ def child(node: yaml.Node, step: str | int) -> yaml.Node | None:
     return None
 
 
-def steps_of(field: str) -> Steps:
-    """Take a field's name apart, as messages write it."""
+def parse_field(field: str) -> Steps:
+    """Split a field name such as `spec.containers[0].env` into its steps."""
     return tuple(key or name for key, name in STEP.findall(field))
 
 
-def deepest(node: yaml.Node, steps: Steps) -> yaml.Node:
-    """Go as far as a path leads."""
+def deepest_node(node: yaml.Node, steps: Steps) -> yaml.Node:
+    """Follow a path as far as it exists."""
     for step in steps:
-        found = child(node, step)
-        if found is None:
+        inner = child(node, step)
+        if inner is None:
             return node
-        node = found
+        node = inner
     return node
 
 
 def line_of(node: yaml.Node, field: str) -> int:
-    """Find the line of a field, or of what it should be in."""
-    return int(deepest(node, steps_of(field)).start_mark.line) + 1
+    """Return the line of a field, or of the mapping it is missing in."""
+    return int(deepest_node(node, parse_field(field)).start_mark.line) + 1

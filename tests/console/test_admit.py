@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from console.lint import repaired
+from console.lint import repair_text
 from console.main import main
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, pod, workload
 
@@ -133,7 +133,7 @@ def test_yaml_gives_the_documents_as_they_would_be_stored() -> None:
         (("admit", "/none.yaml"), None, "/none.yaml: cannot be read"),
         (("admit", "-"), "a: {", "not YAML"),
         (("admit", "-"), "", "no document in it"),
-        (("admit", "-"), "- 1", "is no object"),
+        (("admit", "-"), "- 1", "is not a Kubernetes object"),
         (("admit",), None, "FILE"),
         (("admit", "-", "--quota", "/none.yaml"), "a: b", "/none.yaml: cannot be read"),
         (("lint", "/none.yaml"), None, "/none.yaml: cannot be read"),
@@ -244,8 +244,8 @@ def test_lint_names_file_and_line(tmp_path: Path) -> None:
     done = run("lint", str(file))
     assert done.exit_code == 1
     first, second = done.output.splitlines()
-    assert first.startswith(f"{file}:7: metadata.annotations[tencent.com/vcuda-core-limit]: '50': not a text")
-    assert first.endswith('put it in quotes: "50" [TextExpected]')
+    assert first.startswith(f"{file}:7: metadata.annotations[tencent.com/vcuda-core-limit]: '50': YAML reads this as a number")
+    assert first.endswith('write it in quotes: "50" [TextExpected]')
     assert second.startswith(f"{file}:19: spec.containers[0].resources.limits[tencent.com/vcuda-core]: '150'")
     assert second.endswith("[CoreInvalid]")
 
@@ -264,13 +264,13 @@ def test_lint_repairs_what_is_certain_and_touches_nothing_else(tmp_path: Path) -
     assert deployment["spec"]["template"]["metadata"]["labels"]["version"] == "2"
     assert [each["value"] for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]] == ["3", "true"]
     assert len(text.splitlines()) == len((README + "---\n" + OLD).splitlines()) + 1
-    assert repaired(text) == text
+    assert repair_text(text) == text
 
 
 def test_what_lint_repairs_is_what_it_complains_of() -> None:
     """Nothing that is right is changed."""
     for text in (json.dumps(pod(gpu())), "a: {", "kind: Pod\nmetadata: {annotations: {a: null, b: x}}\n", "- 1\n"):
-        assert repaired(text) == text
+        assert repair_text(text) == text
 
 
 def test_lint_passes_over_what_is_not_ours(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_lint_speaks_to_programs() -> None:
     [
         ("a: {\n", 2, "not YAML"),
         ("kind: Pod\nkind: Pod\n", 2, "a second time"),
-        ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: '': is missing, or no mapping"),
+        ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: is missing, or not a mapping"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: {a: b}\n",
             5,

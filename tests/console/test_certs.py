@@ -18,7 +18,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster in memory, to which the command connects; at the present time, by which it judges."""
     made = World()
     made.now = made.present()
-    monkeypatch.setattr("console.certs.connected", lambda _: made.cluster)
+    monkeypatch.setattr("console.certs.connect_cluster", lambda _: made.cluster)
     monkeypatch.setattr("console.main.configure_logs", lambda *_: None)
     return made
 
@@ -31,7 +31,7 @@ def test_what_is_in_use_is_shown(world: World) -> None:
     """With who trusts it, and what is wrong while something is."""
     done = run()
     assert done.exit_code == 1
-    assert "has no CA that can sign" in done.output
+    assert "has no usable CA" in done.output
     world.certificate_controller.look()
     world.replica(1)
     world.settle()
@@ -71,6 +71,6 @@ def test_files_can_be_made(tmp_path: Path) -> None:
     ssl.create_default_context(cafile=str(folder / "ca.crt"))
     again = run("make", str(folder), "--name", "x")
     assert again.exit_code == 2
-    assert "exist already" in again.output
+    assert "tls.key exist" in again.output
     assert run("make", str(folder), "--name", "x", "--force").exit_code == 0
     assert run("make", str(folder)).exit_code == 2

@@ -120,7 +120,7 @@ def test_local_takes_manifests_and_says_what_it_passes_over(tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     assert "mine" in done.output
     assert "bad.yaml: line 1" in done.output
-    assert "other.yaml: Deployment is passed over" in done.output
+    assert "other.yaml: Deployment is ignored" in done.output
     assert "not a DNS name" in done.output
     assert "other.yaml: Pod in version v1 cannot be handled" in done.output
     assert "binary: cannot be read" in done.output

@@ -267,9 +267,9 @@ Right = tuple[str, str, str, str]
 
 
 def documented(account: str, where: str) -> set[Right]:
-    """Read the table of docs/rights.md, one right by one."""
+    """Read the table of docs/rbac.md, one right by one."""
     rights: set[Right] = set()
-    for line in (ROOT / "docs" / "rights.md").read_text().splitlines():
+    for line in (ROOT / "docs" / "rbac.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == COLUMNS and cells[0] == account and cells[1] == where:
             _, _, group, resources, names, verbs, _ = cells

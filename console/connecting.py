@@ -1,0 +1,21 @@
+"""The connection to a cluster that commands share."""
+
+from typing import Any
+
+import click
+
+from settings.configuration import Configuration
+from vcuda.decision import Unavailable
+
+# A person waits at the terminal: a call that takes longer is reported as failed.
+CALL_TIMEOUT_S = 15
+
+
+def connect_cluster(configuration: Configuration) -> Any:  # noqa: ANN401 - an ApiCluster, imported when it is needed
+    """Return the configured cluster; exits with a usage error if no kubeconfig works."""
+    from cluster.api import connect  # noqa: PLC0415 - other commands start without the API client
+
+    try:
+        return connect(configuration.cluster.kubeconfig, configuration.cluster.context).bounded(CALL_TIMEOUT_S)
+    except Unavailable as error:
+        raise click.UsageError(str(error)) from None

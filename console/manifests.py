@@ -1,0 +1,102 @@
+"""Manifests from files: Kubernetes objects as plain mappings, and the pods that each of them stands for."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from vcuda.decision import printable
+from vcuda.decoding import converted
+from vcuda.strict_yaml import DocumentError, parse_documents
+from vcuda.workload_kinds import BY_GROUP_KIND
+
+if TYPE_CHECKING:
+    from cluster.objects import Object
+
+STDIN = "-"
+# A workload with more pods is cut off here: its first pods show what happens to the rest.
+MAX_REPLICAS = 1000
+# Node amounts that YAML reads as numbers and the API server stores as text.
+AMOUNT_FIELDS = ("capacity", "allocatable")
+
+Document = dict[str, Any]
+T = TypeVar("T", bound="Object")
+
+
+def read_text(file: str) -> str:
+    """Read a file, or standard input for `-`."""
+    try:
+        return sys.stdin.read() if file == STDIN else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file}: cannot be read: {error}") from None
+
+
+def parse_objects(text: str) -> list[Document]:
+    """Parse all objects of a text; the items of a List are objects of their own."""
+    return [each for document in parse_documents(text) for each in expand_list(document)]
+
+
+def expand_list(document: Any) -> Iterator[Document]:  # noqa: ANN401 - any YAML value
+    if isinstance(document, dict) and str(document.get("kind", "")).endswith("List") and "items" in document:
+        items = document["items"] or []
+        if not isinstance(items, list):
+            raise DocumentError(f"items: {printable(items)!r} is not a list")
+        for item in items:
+            yield from expand_list(item)
+    elif isinstance(document, dict):
+        yield document
+    else:
+        raise DocumentError(f"{printable(document)!r} is not a Kubernetes object: apiVersion and kind are missing")
+
+
+def read_objects(files: Iterable[str]) -> list[tuple[str, Document]]:
+    """Read all objects of some files, each with the file it is from."""
+    objects: list[tuple[str, Document]] = []
+    for file in files:
+        try:
+            objects += [(file, document) for document in parse_objects(read_text(file))]
+        except DocumentError as error:
+            raise click.UsageError(f"{file}: {error}") from None
+    return objects
+
+
+def mapping_at(document: Document, field: str) -> dict[str, Any]:
+    """Return a field that should be a mapping; empty if it is missing or something else."""
+    value = document.get(field)
+    return value if isinstance(value, dict) else {}
+
+
+def pods_of(document: Document) -> Iterator[tuple[str, Document]]:
+    """Yield the pods that a Pod or a workload stands for, each with its owner as `Kind/name`."""
+    kind, metadata = str(document.get("kind", "")), mapping_at(document, "metadata")
+    name = str(metadata.get("name") or metadata.get("generateName") or "")
+    if kind == "Pod":
+        yield f"Pod/{name}", document | {"metadata": metadata}
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    if (group, kind) not in BY_GROUP_KIND:
+        return
+    outer, inner = document, document
+    for step in BY_GROUP_KIND[group, kind].template:
+        outer, inner = inner, mapping_at(inner, step)
+    count = outer.get("replicas", outer.get("parallelism", 1))
+    for number in range(min(count, MAX_REPLICAS) if isinstance(count, int) else 1):
+        pod_metadata = {**mapping_at(inner, "metadata"), "name": f"{name}-{number}"}
+        if metadata.get("namespace"):
+            pod_metadata["namespace"] = metadata["namespace"]
+        spec = mapping_at(inner, "spec")
+        yield f"{kind}/{name}", {"apiVersion": "v1", "kind": "Pod", "metadata": pod_metadata, "spec": spec}
+
+
+def decode_document(document: Document, into: type[T]) -> T:
+    """Decode an object from a file into its struct; amounts that YAML reads as numbers become text."""
+    status = mapping_at(document, "status")
+    amounts = {key: {name: str(value) for name, value in mapping_at(status, key).items()} for key in AMOUNT_FIELDS}
+    complete = document | {"status": status | {key: value for key, value in amounts.items() if value}}
+    try:
+        return converted(complete, into)
+    except msgspec.ValidationError as error:
+        name = mapping_at(document, "metadata").get("name", "")
+        raise click.UsageError(f"{document.get('kind', '')} {name}: {error}") from None

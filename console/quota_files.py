@@ -1,0 +1,179 @@
+"""Quotas from files: found among manifests, and charged with the pods beside them as the webhook and controller do."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import Struct
+
+from console.manifests import Document, decode_document, mapping_at, pods_of, read_objects
+from console.offline_admission import DEFAULT_USER, OfflineQuotas, admit_offline, quotas_in_document
+from console.quota_status_view import QuotaStatus
+from ledger.quota_cache import is_quota
+from settings.configuration import Configuration
+from settings.loading import Loaded
+from vcuda.catalogue import card_sizes_mib
+from vcuda.charging import Holder, RemedyContext
+from vcuda.decision import Reason
+from vcuda.ledger import Ledger, PodKey
+from vcuda.names import LEGACY_KEY, QUOTA_KEY
+from vcuda.quota import Quota, QuotaError, QuotaMistake
+from vcuda.quota_lint import QuotaWarning
+from vcuda.scheme import Scheme
+from webhook.service import admission_config_of
+
+if TYPE_CHECKING:
+    from controller.pod_usage import PodUsage
+
+SourcedDocument = tuple[str, Document]
+
+
+class QuotasInFiles(Struct):
+    """The quotas of files by namespace, with the mistakes of those that are invalid and warnings about the others."""
+
+    quotas: dict[str, list[Quota]] = {}
+    mistakes: list[QuotaMistake] = []
+    warnings: list[QuotaWarning] = []
+
+
+def find_quotas(documents: Iterable[SourcedDocument], configuration: Configuration) -> QuotasInFiles:
+    """Find the quotas among documents; other ConfigMaps are ignored."""
+    scheme = admission_config_of(configuration).scheme
+    result = QuotasInFiles()
+    for file, document in documents:
+        if document.get("kind", "ConfigMap") != "ConfigMap" or not may_be_quota(document, scheme):
+            continue
+        try:
+            for namespace, quota in quotas_in_document(document, file, configuration.memory_unit_mib):
+                result.quotas.setdefault(namespace or "default", []).append(quota)
+                if document.get("kind") and not has_quota_label(document, scheme):
+                    label = f'{scheme.names.quota_label}: "true"'
+                    result.warnings.append(
+                        QuotaWarning(quota.name, "metadata.labels", "not in force without its label", f"add {label}")
+                    )
+        except QuotaError as error:
+            result.mistakes += error.mistakes
+    return result
+
+
+def has_quota_label(document: Document, scheme: Scheme) -> bool:
+    metadata = mapping_at(document, "metadata")
+    namespace, name = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+    return is_quota(namespace, name, mapping_at(metadata, "labels"), scheme)
+
+
+def may_be_quota(document: Document, scheme: Scheme) -> bool:
+    """Whether a document is a quota, or a ConfigMap that looks like one and lacks its label."""
+    data = mapping_at(document, "data")
+    return not document.get("kind") or has_quota_label(document, scheme) or QUOTA_KEY in data or LEGACY_KEY in data
+
+
+def statuses_from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, QuotaStatus]:
+    """Charge the pods of files to the quotas in them, one after another, and return the status of each namespace."""
+    from controller.accounting import top_holders  # noqa: PLC0415 - only loaded by this command
+    from controller.quota_status import status_of  # noqa: PLC0415
+
+    configuration = loaded.configuration
+    documents = read_objects(files)
+    found = find_quotas(documents, configuration)
+    if found.mistakes:
+        raise click.UsageError("\n".join(map(str, found.mistakes)))
+    charges = FileCharges(OfflineQuotas(found.quotas), documents, configuration)
+    charges.charge_existing_pods()
+    charges.charge_new_pods()
+    for namespace, owners in charges.owners.items():
+        ledger = charges.quotas.ledger(namespace)
+        ledger.set_holders(top_holders(holders_of(ledger, owners)))
+    return {
+        namespace: status_of(charges.quotas.ledger(namespace), configuration.mode, charges.refused[namespace], {})
+        for namespace in charges.owners
+    }
+
+
+class FileCharges:
+    """Ledgers that are charged with the pods of files. Keeps the owner of each charged pod, and who was refused why."""
+
+    def __init__(self, quotas: OfflineQuotas, documents: list[SourcedDocument], configuration: Configuration) -> None:
+        self.quotas, self._documents, self._configuration = quotas, documents, configuration
+        self.owners: dict[str, dict[PodKey, str]] = {name: {} for name in quotas.namespaces}
+        self.refused: dict[str, dict[str, str]] = {name: {} for name in quotas.namespaces}
+        self._existing = existing_pods(documents, configuration)
+
+    def charge_existing_pods(self) -> None:
+        """Charge pods that a cluster already runs: they are counted even where they exceed the quota."""
+        for name in self.quotas.namespaces:
+            pods = {key: pod for key, pod in self._existing.items() if pod.metadata.namespace == name}
+            waiting = charge_existing(self.quotas.ledger(name), pods, self._documents, self._configuration)
+            self.owners[name] |= {key: pod.owner for key, pod in pods.items()}
+            self.refused[name] |= {pods[key].metadata.name: str(reasons[0]) for key, reasons in waiting.items()}
+
+    def charge_new_pods(self) -> None:
+        """Admit the pods of manifests, except those of workloads whose pods are among the existing ones."""
+        config = admission_config_of(self._configuration)
+        known_owners = {(pod.metadata.namespace, pod.owner) for pod in self._existing.values()}
+        for _, document in self._documents:
+            if is_existing_pod(document):
+                continue
+            for owner, pod in pods_of(document):
+                namespace = str(pod["metadata"].get("namespace") or "default")
+                if namespace not in self.owners or (namespace, owner) in known_owners:
+                    continue
+                ledger = self.quotas.ledger(namespace)
+                before = set(ledger.pods())
+                result = admit_offline(pod, config, self.quotas, namespace, DEFAULT_USER)
+                self.owners[namespace] |= dict.fromkeys(ledger.pods() - before, owner)
+                if result.reasons:
+                    self.refused[namespace][str(pod["metadata"].get("name", owner))] = str(result.reasons[0])
+
+
+def is_existing_pod(document: Document) -> bool:
+    """Whether a Pod was read from a cluster, as opposed to a manifest that is yet to be applied."""
+    has_status = mapping_at(document, "metadata").get("uid") and mapping_at(document, "status").get("phase")
+    return document.get("kind") == "Pod" and bool(has_status)
+
+
+def existing_pods(documents: Iterable[SourcedDocument], configuration: Configuration) -> "dict[PodKey, PodUsage]":
+    from cluster.objects import Pod  # noqa: PLC0415
+    from controller.pod_usage import pod_usage_of  # noqa: PLC0415
+
+    scheme = admission_config_of(configuration).scheme
+    pods = [decode_document(document, Pod) for _, document in documents if is_existing_pod(document)]
+    return {usage.key: usage for pod in pods if (usage := pod_usage_of(pod, scheme)) is not None}
+
+
+def charge_existing(
+    ledger: Ledger,
+    pods: "Mapping[PodKey, PodUsage]",
+    documents: Iterable[SourcedDocument],
+    configuration: Configuration,
+) -> Mapping[PodKey, tuple[Reason, ...]]:
+    """Charge existing pods as the controller does; returns the pods that do not fit, and why."""
+    from cluster.objects import Node  # noqa: PLC0415
+    from controller.accounting import NamespaceView, reconcile  # noqa: PLC0415
+    from controller.pod_usage import actual_charge, counts_against_quota, gpu_node_of  # noqa: PLC0415
+
+    config, now_s, unit_mib = admission_config_of(configuration), time.time(), configuration.memory_unit_mib
+    objects = [decode_document(document, Node) for _, document in documents if document.get("kind") == "Node"]
+    nodes = {node.metadata.name: gpu_node_of(node, config.scheme) for node in objects}
+    cards = {card for node in nodes.values() for card in node.cards()}
+    view = NamespaceView(
+        holdings={key: pod for key, pod in pods.items() if counts_against_quota(pod, nodes.get(pod.node), now_s)},
+        gone=frozenset(),
+        actual=lambda pod: actual_charge(pod, nodes.get(pod.node), unit_mib),
+        cards=card_sizes_mib(cards, ledger.policy.pools),
+        unit_mib=unit_mib,
+        cluster_mode=configuration.mode,
+        remedies=RemedyContext(config.names.use_models, unit_mib),
+    )
+    return reconcile(ledger, view, now_s, lambda *_: False).waiting
+
+
+def holders_of(ledger: Ledger, owners: Mapping[PodKey, str]) -> list[Holder]:
+    """Return what each charged pod holds, under its owner's name."""
+    holders = []
+    for pod, owner in owners.items():
+        if (entry := ledger.place(pod)) is not None:
+            charge = entry[0]
+            holders.append(Holder(owner, charge.model, cores=charge.cores, pods=1, memory_mib=charge.memory_mib))
+    return holders
