@@ -244,7 +244,9 @@ def test_lint_names_file_and_line(tmp_path: Path) -> None:
     done = run("lint", str(file))
     assert done.exit_code == 1
     first, second = done.output.splitlines()
-    assert first.startswith(f"{file}:7: metadata.annotations[tencent.com/vcuda-core-limit]: '50': YAML reads this as a number")
+    assert first.startswith(
+        f"{file}:7: metadata.annotations[tencent.com/vcuda-core-limit]: '50': YAML reads this as a number"
+    )
     assert first.endswith('write it in quotes: "50" [TextExpected]')
     assert second.startswith(f"{file}:19: spec.containers[0].resources.limits[tencent.com/vcuda-core]: '150'")
     assert second.endswith("[CoreInvalid]")
