@@ -78,6 +78,7 @@ from vcuda.namespace_policy import Mode
 from vcuda.placement import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
 from vcuda.vocabulary import VocabularyOptions
+from vcuda.xids import APPLICATION_XIDS
 
 API_VERSION: Final = "quotient.dev/v1"
 KIND: Final = "Configuration"
@@ -145,7 +146,7 @@ class HealthSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=
 
     poll_s: PositiveSeconds = 5
     recover_after_s: Seconds = 60
-    ignored_xids: tuple[int, ...] = (13, 31, 43, 45, 68, 109)
+    ignored_xids: tuple[int, ...] = tuple(APPLICATION_XIDS)
 
 
 class NodePluginSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
