@@ -24,7 +24,7 @@ from console.local_scheduler import choose_node
 from console.local_tables import ClusterTables, display_name, pod_title
 from console.printing import wide_console
 from console.quota_status_view import show_status
-from nodeplugin.fake import NoCompiler, library
+from nodeplugin.fake import NoCompiler, compile_library
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
@@ -106,7 +106,7 @@ class LocalRun:
     def _start_nodes(self) -> None:
         """Start a node plugin for each machine; without a compiler for the simulated driver, only create the Nodes."""
         try:
-            library()
+            compile_library()
         except NoCompiler:
             for machine in SIMULATED_MACHINES:
                 self._cluster.create(NODES, node_object(machine, self._names, self._scheme.unit_mib))

@@ -11,7 +11,7 @@ from cluster.in_memory import InMemoryCluster
 from cluster.objects import NODES, PODS
 from console.local_kubelet import LocalKubelet
 from nodeplugin import fake
-from nodeplugin.nvml import Driver, own_bindings
+from nodeplugin.nvml import Driver, load_bindings
 from nodeplugin.service import Service
 from settings.configuration import Configuration, MonitorSettings
 from vcuda.gpu_model import parse_model
@@ -82,7 +82,7 @@ class SimulatedNode:
             health=replace(configuration.node_plugin.health, poll_s=0.5),
         )
         own = replace(configuration, node_plugin=settings, monitor=MonitorSettings(address="127.0.0.1", port=0))
-        self.plugin = Service(own, cluster, Driver(bindings=own_bindings()))
+        self.plugin = Service(own, cluster, Driver(bindings=load_bindings()))
 
     def start(self) -> None:
         self.plugin.start()

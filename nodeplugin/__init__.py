@@ -1,6 +1,7 @@
-"""The node plugin: finds a node's GPUs, hands the right ones to the right containers, and watches over them."""
+"""The node plugin: discovers a node's GPUs, allocates them to containers, and monitors their health."""
 
 import os
 
-# gRPC writes about every kubelet that ends a connection, past all logging, unless it was told before it is loaded.
+# gRPC's C core reads this once, when grpc is first imported. By default it writes to stderr, past our logging, about
+# every connection that a kubelet closes.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -299,7 +299,9 @@ class Allocator:
             chosen_here=hold.chosen_here,
         )
         # What was given was offered before; only beside a card that is closed does that change what is offered.
-        if hold.chosen_here or any(self._node_cards.condition(card.uuid).closed for card in self._node_cards.cards()):
+        if hold.chosen_here or any(
+            self._node_cards.condition(card.uuid).unschedulable_reason for card in self._node_cards.cards()
+        ):
             self._book.tell()
         return answer
 

@@ -95,7 +95,9 @@ class AllocationStore:
         """Say what is left of each card, without what others are to get as well."""
         held = [hold.held for hold in self._holds.values()]
         return available_gpus(
-            self._node_cards.gpus(), [*held, *others], lambda gpu: self._node_cards.condition(gpu.uuid).closed
+            self._node_cards.gpus(),
+            [*held, *others],
+            lambda gpu: self._node_cards.condition(gpu.uuid).unschedulable_reason,
         )
 
     def put(self, *holds: PodAllocation, dropping: Collection[str] = ()) -> None:

@@ -1,4 +1,8 @@
-"""The cards of this node, as the driver shows them."""
+"""The cards of this node, as the driver lists them, and the condition of each.
+
+A card is healthy, unhealthy, cordoned or missing. Unhealthy and missing cards leave the node's capacity; a cordoned
+card keeps its containers and takes no new ones.
+"""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -7,15 +11,17 @@ from msgspec import Struct, field
 
 from vcuda.gpu_model import parse_model
 from vcuda.inventory import Gpu
+from vcuda.isolation import Isolation
 
 UNKNOWN_MODEL = "unknown"
-MISSING = "the driver does not show it any more"
+MISSING = "missing: the driver no longer lists it"
 
 
 class Card(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One card, or one MIG device of a card: then `parent` is the card's uuid, and the instances say which part.
+    """One card, or one MIG device of a card; then `parent` is the card's uuid, and the instance ids identify the part.
 
-    `minor` is the number of its device node, which is not its index. `memory_mib` is 0 where the driver does not say.
+    `minor` is the number of the device node /dev/nvidia<minor>, which is not the index. `memory_mib` is 0 if the driver
+    does not report it. Stored in the allocation checkpoint.
     """
 
     uuid: str
@@ -33,7 +39,7 @@ class Card(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True
 
     @property
     def model(self) -> str:
-        """The product's name without its brand."""
+        """The product name without its brand, as quotas use it."""
         try:
             return parse_model(self.product).name
         except ValueError:
@@ -41,33 +47,31 @@ class Card(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True
 
     @property
     def is_mig(self) -> bool:
-        """Whether it is a part of a card."""
         return bool(self.parent)
 
     def units(self, unit_mib: int) -> int:
-        """Count the memory units it offers; one where nobody knows, by which it can be asked for as a whole."""
+        """Count the memory units that the card offers."""
+        # A whole card is requested with one memory unit, so a card of unknown memory must offer one to be usable.
         return self.memory_mib // unit_mib or 1
 
 
 class CardCondition(Struct, frozen=True):
-    """How a card is: what is wrong with it, if anything, and why it takes no new containers."""
+    """Why a card is unhealthy (`fault`) and why it is cordoned (`cordon`); empty texts if it is not."""
 
     fault: str = ""
     cordon: str = ""
 
     @property
     def healthy(self) -> bool:
-        """Whether its containers can work."""
         return not self.fault
 
     @property
-    def closed(self) -> str:
-        """Why it takes nothing new; empty if it does."""
+    def unschedulable_reason(self) -> str:
+        """Why the card takes no new containers; empty if it does."""
         return self.fault or self.cordon
 
 
-def published(card: Card, condition: CardCondition, isolation: str) -> Gpu:
-    """Write a card as it is published."""
+def inventory_entry(card: Card, condition: CardCondition, isolation: Isolation) -> Gpu:
     return Gpu(
         uuid=card.uuid,
         index=card.index,
@@ -80,82 +84,82 @@ def published(card: Card, condition: CardCondition, isolation: str) -> Gpu:
         minor=card.minor,
         capability=card.capability,
         cordoned=bool(condition.cordon),
-        reason=condition.closed,
+        reason=condition.unschedulable_reason,
     )
 
 
 class NodeCards:
-    """All cards of this node and how each is. Those that were there once and are missing now are sick.
+    """All cards of this node and the condition of each. Thread-safe.
 
-    A card that the driver no longer shows may still answer when it is asked: one that was put into MIG mode does. So
-    only a look at all cards tells that it is there again.
+    Cards are never removed implicitly: one that the driver no longer lists stays here as missing, and so unhealthy,
+    until the driver lists it again or `forget` removes it.
     """
 
     def __init__(self, known: Iterable[Card] = ()) -> None:
-        # Guards cards and conditions, which are read together.
+        # Guards the four collections below: a condition is computed from three of them.
         self._lock = threading.Lock()
         self._cards = {card.uuid: card for card in known}
+        # Kept apart from faults: a card that was put into MIG mode is no longer listed but still answers health checks,
+        # and a successful check must not make it allocatable beside its own MIG devices. Only `update` clears it.
         self._missing = set(self._cards)
         self._faults: dict[str, str] = {}
         self._cordons: dict[str, str] = {}
 
-    def found(self, cards: Iterable[Card]) -> None:
-        """Take over what the driver shows now."""
+    def update(self, listed: Iterable[Card]) -> None:
+        """Store the cards that the driver lists now; all other known cards become missing."""
         with self._lock:
-            there = {card.uuid: card for card in cards}
-            self._missing = set(self._cards.keys() - there.keys())
-            self._cards |= there
+            cards = {card.uuid: card for card in listed}
+            self._missing = set(self._cards.keys() - cards.keys())
+            self._cards |= cards
 
     def missing(self) -> set[str]:
-        """Name the cards that the driver does not show."""
+        """Return the uuids of known cards that the driver does not list."""
         with self._lock:
             return set(self._missing)
 
     def forget(self, uuids: Iterable[str]) -> None:
-        """Drop cards that are gone for good."""
+        """Remove cards that no longer exist; uuids that are not known are skipped."""
         with self._lock:
             for uuid in uuids:
                 self._cards.pop(uuid, None)
                 self._faults.pop(uuid, None)
                 self._missing.discard(uuid)
 
-    def fault(self, uuid: str, why: str) -> bool:
-        """Note what is wrong with a card, or that nothing is; tells whether that is news."""
+    def set_fault(self, uuid: str, fault: str) -> bool:
+        """Store why a card is unhealthy, or that it is healthy (""); returns whether this is a change."""
         with self._lock:
             before = self._faults.get(uuid, "")
-            if why:
-                self._faults[uuid] = why
+            if fault:
+                self._faults[uuid] = fault
             else:
                 self._faults.pop(uuid, None)
-            return before != why
+            return before != fault
 
-    def noted(self, uuid: str) -> str:
-        """Say what was last noted to be wrong with a card."""
+    def stored_fault(self, uuid: str) -> str:
+        """Return what `set_fault` stored last. Unlike `condition`, this ignores that a card is missing."""
         with self._lock:
             return self._faults.get(uuid, "")
 
-    def cordon(self, cordons: Mapping[str, str]) -> bool:
-        """Note which cards take nothing new, and why; tells whether that is news."""
+    def set_cordons(self, reasons: Mapping[str, str]) -> bool:
+        """Replace all cordons, by uuid with the reason of each; returns whether this is a change."""
         with self._lock:
-            before, self._cordons = self._cordons, dict(cordons)
+            before, self._cordons = self._cordons, dict(reasons)
             return before != self._cordons
 
     def cards(self) -> tuple[Card, ...]:
-        """Give all cards, in the order of their indexes."""
+        """Return all cards, missing ones included, ordered by index."""
         with self._lock:
             return tuple(sorted(self._cards.values(), key=lambda card: (card.index, card.uuid)))
 
     def get(self, uuid: str) -> Card | None:
-        """Look a card up."""
         with self._lock:
             return self._cards.get(uuid)
 
     def condition(self, uuid: str) -> CardCondition:
-        """Say how a card is."""
         with self._lock:
             fault = self._faults.get(uuid, "") or (MISSING if uuid in self._missing else "")
             return CardCondition(fault, self._cordons.get(uuid, ""))
 
-    def gpus(self, isolation: str = "none") -> tuple[Gpu, ...]:
-        """Give all cards as they are published."""
-        return tuple(published(card, self.condition(card.uuid), isolation) for card in self.cards())
+    def gpus(self, isolation: Isolation = Isolation.NONE) -> tuple[Gpu, ...]:
+        """Return all cards as the node's inventory publishes them."""
+        return tuple(inventory_entry(card, self.condition(card.uuid), isolation) for card in self.cards())

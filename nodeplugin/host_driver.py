@@ -1,8 +1,9 @@
-"""The driver's files on this node: device nodes, libraries and programs, for containers on a stock runtime.
+"""The NVIDIA driver's files on the host: device nodes, libraries and programs.
 
-The driver may be installed on the host, or live in a folder of its own, as a driver in a container does. Its libraries
-and programs are laid out once for each version below the plugin's folder and reached through the link `current`, so
-that what containers were promised holds across driver upgrades and reboots.
+A stock runtime knows nothing of GPUs, so containers get these files as device nodes and mounts. The driver may be
+installed on the host, or in a folder of its own by a driver container. Libraries and programs are copied once per
+driver version below the plugin's folder and mounted through the symlink `current`: the kubelet stores mount paths, and
+they must stay valid across driver upgrades and reboots.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from msgspec import Struct
 from nodeplugin.cards import Card
 from nodeplugin.nvml import LIBRARY
 
-# Where a driver is, below the host's root: installed, or put there by a container.
+# Where a driver may be, below the host's root: installed, or by the driver containers of NVIDIA's operator and of GKE.
 DRIVER_ROOTS = ("", "run/nvidia/driver", "home/kubernetes/bin/nvidia")
 LIBRARY_FOLDERS = (
     "usr/lib/x86_64-linux-gnu",
@@ -49,92 +50,97 @@ LIBRARIES = re.compile(
     r"\.so(\.[0-9.]+)?"
 )
 CURRENT = "current"
-# The numbers of the driver's device nodes; uvm and the capabilities of MIG have theirs from the kernel.
-MAJOR, CONTROL_MINOR, MODESET_MINOR = 195, 255, 254
+# Fixed device numbers. The majors of nvidia-uvm and nvidia-caps (MIG) are assigned at load time: see /proc/devices.
+MAJOR, CONTROL_MINOR = 195, 255
+# Containers run as any user; access is limited by their device cgroup, not by the mode.
 NODE_MODE = 0o666
-MODPROBE_S = 20
-MOST_LINKS = 40
+MODPROBE_TIMEOUT_S = 20
+# As many symlinks as Linux follows in one path before it fails with ELOOP.
+MAX_LINKS = 40
 
 
 class DeviceNode(Struct, frozen=True):
-    """A device node: where it is on the host, and in the container."""
+    """A device node: its path on the host, and its path in the container."""
 
     host: str
     container: str
 
 
 class HostDriver:
-    """Finds what the driver has put on the host. `host` is where its root is seen from here."""
+    """Locates the driver on the host. `host` is the path at which this process sees the host's root.
 
-    def __init__(self, host: Path, driver: str = "", proc: Path = Path("/proc")) -> None:
-        self._host, self._proc, self._wanted = host, proc, driver
+    `driver_root` is the driver's root on the host; if it is empty, the known places are searched.
+    """
+
+    def __init__(self, host: Path, driver_root: str = "", proc: Path = Path("/proc")) -> None:
+        self._host, self._proc, self._driver_root = host, proc, driver_root
         self._log = structlog.get_logger()
-        self.find()
+        self.locate()
 
-    def find(self) -> None:
-        """Look where the driver is; one in a container comes later than this plugin may."""
-        self.root = self._found_root(self._wanted)
+    def locate(self) -> None:
+        """Search for the driver again: a driver container may start after this plugin."""
+        self.root = self._find_root()
         own = self.root / "dev"
-        # A driver in a container has device nodes of its own, where it has any.
+        # Some driver containers create device nodes in their own root, some on the host.
         self.dev = own if (own / "nvidiactl").exists() else self._host / "dev"
 
-    def _found_root(self, driver: str) -> Path:
-        if driver:
-            return self._host / driver.lstrip("/")
-        for each in DRIVER_ROOTS:
-            root = self._host / each
-            if any(followed(root / folder / LIBRARY, root).exists() for folder in LIBRARY_FOLDERS):
+    def _find_root(self) -> Path:
+        if self._driver_root:
+            return self._host / self._driver_root.lstrip("/")
+        for candidate in DRIVER_ROOTS:
+            root = self._host / candidate
+            if any(resolve_links(root / folder / LIBRARY, root).exists() for folder in LIBRARY_FOLDERS):
                 return root
         return self._host
 
-    def library(self) -> Path | None:
-        """Find NVML; None if it is left to the loader."""
+    def find_library(self) -> Path | None:
+        """Return the path of NVML; None leaves the search to the dynamic loader."""
         for folder in self._library_folders():
-            named = self.root / folder / LIBRARY
-            for each in (named, followed(named, self.root)):
-                if each.exists():
-                    return each
+            path = self.root / folder / LIBRARY
+            # The link itself is preferred; its absolute target may exist only below the driver's root.
+            for candidate in (path, resolve_links(path, self.root)):
+                if candidate.exists():
+                    return candidate
         return None
 
     def _library_folders(self) -> Iterator[str]:
         yield from LIBRARY_FOLDERS
+        # Distributions may install the driver elsewhere and configure the dynamic loader accordingly.
         with suppress(OSError):
             for file in sorted((self.root / "etc/ld.so.conf.d").glob("*.conf")):
                 for line in file.read_text(errors="replace").splitlines():
                     if line.startswith("/"):
                         yield line.strip().lstrip("/")
 
-    def on_host(self, path: Path) -> str:
-        """Say where something is for the kubelet, which sees the host as it is."""
+    def host_path(self, path: Path) -> str:
+        """Convert a path of this process to the host's path, which kubelet and runtime use."""
         return "/" + str(path.relative_to(self._host))
 
-    # Device nodes.
-
-    def nodes_of(self, cards: Iterable[Card]) -> list[DeviceNode]:
-        """List the device nodes that a container with these cards needs, and make those that are missing."""
-        found: dict[str, DeviceNode] = {}
+    def device_nodes(self, cards: Iterable[Card]) -> list[DeviceNode]:
+        """Return the device nodes that a container with these cards needs; creates those that do not exist."""
+        nodes: dict[str, DeviceNode] = {}
         for card in cards:
             name = f"nvidia{card.minor}"
-            self._make(name, MAJOR, card.minor)
-            found[name] = self._node(name)
-            found |= {each.container: each for each in self._capabilities(card)}
-        for name, needed in (
+            self._create(name, MAJOR, card.minor)
+            nodes[name] = self._node(name)
+            nodes |= {node.container: node for node in self._mig_nodes(card)}
+        for name, is_required in (
             ("nvidiactl", True),
             ("nvidia-uvm", True),
             ("nvidia-uvm-tools", False),
             ("nvidia-modeset", False),
         ):
-            if needed:
-                self._make_control(name)
+            if is_required:
+                self._create_control(name)
             if (self.dev / name).exists():
-                found[name] = self._node(name)
-        return list(found.values())
+                nodes[name] = self._node(name)
+        return list(nodes.values())
 
     def _node(self, name: str) -> DeviceNode:
-        return DeviceNode(self.on_host(self.dev / name), f"/dev/{name}")
+        return DeviceNode(self.host_path(self.dev / name), f"/dev/{name}")
 
-    def _capabilities(self, card: Card) -> Iterator[DeviceNode]:
-        """Find the nodes by which a part of a card may be used."""
+    def _mig_nodes(self, card: Card) -> Iterator[DeviceNode]:
+        """Yield the nodes that grant access to a MIG device: one of its GPU instance, one of its compute instance."""
         if not card.is_mig:
             return
         folder = self._proc / f"driver/nvidia/capabilities/gpu{card.minor}/mig/gi{card.gpu_instance}"
@@ -144,33 +150,33 @@ class HostDriver:
                 minor = int(next(line.split(":")[1] for line in lines if line.startswith("DeviceFileMinor")))
                 name = f"nvidia-caps/nvidia-cap{minor}"
                 (self.dev / "nvidia-caps").mkdir(exist_ok=True)
-                self._make(name, self._major("nvidia-caps"), minor)
+                self._create(name, self._major("nvidia-caps"), minor)
                 if (self.dev / name).exists():
                     yield self._node(name)
 
-    def _make_control(self, name: str) -> None:
+    def _create_control(self, name: str) -> None:
         if name == "nvidiactl":
-            self._make(name, MAJOR, CONTROL_MINOR)
+            self._create(name, MAJOR, CONTROL_MINOR)
             return
         if not (self.dev / name).exists():
             if not self._major("nvidia-uvm"):
                 self._load_uvm()
-            self._make(name, self._major("nvidia-uvm"), 0)
-            self._make("nvidia-uvm-tools", self._major("nvidia-uvm"), 1)
+            self._create(name, self._major("nvidia-uvm"), 0)
+            self._create("nvidia-uvm-tools", self._major("nvidia-uvm"), 1)
 
-    def _make(self, name: str, major: int, minor: int) -> None:
+    def _create(self, name: str, major: int, minor: int) -> None:
         path = self.dev / name
         if path.exists() or not major:
             return
         try:
             os.mknod(path, stat.S_IFCHR | NODE_MODE, os.makedev(major, minor))
-            path.chmod(NODE_MODE)
+            path.chmod(NODE_MODE)  # mknod applies the umask
         except FileExistsError:
             return
-        self._log.info("device_node_made", path=str(path), major=major, minor=minor)
+        self._log.info("device_node_created", path=str(path), major=major, minor=minor)
 
     def _major(self, name: str) -> int:
-        """Ask the kernel for the number of a kind of device; 0 if it has none."""
+        """Return the kernel's major number of a character device; 0 if its module is not loaded."""
         with suppress(OSError):
             for line in (self._proc / "devices").read_text().splitlines():
                 words = line.split()
@@ -179,55 +185,58 @@ class HostDriver:
         return 0
 
     def _load_uvm(self) -> None:
-        """Have the kernel load the module that CUDA needs; drivers do so only when somebody asks."""
+        """Load the kernel module that CUDA needs; the driver itself loads it only on demand."""
         for folder in PROGRAM_FOLDERS:
             program = self.root / folder / "nvidia-modprobe"
             if program.exists():
-                command = ["chroot", str(self.root), self.on_root(program), "-u", "-c=0"]
+                # In the driver's root, where its libraries and /lib/modules are.
+                command = ["chroot", str(self.root), self._path_in_root(program), "-u", "-c=0"]
                 try:
-                    done = subprocess.run(command, capture_output=True, timeout=MODPROBE_S, check=False)  # noqa: S603
+                    done = subprocess.run(command, capture_output=True, timeout=MODPROBE_TIMEOUT_S, check=False)  # noqa: S603
                 except subprocess.TimeoutExpired:
-                    self._log.warning("uvm_not_loaded", cause=f"nvidia-modprobe took longer than {MODPROBE_S} s")
+                    self._log.warning("uvm_not_loaded", error=f"nvidia-modprobe timed out after {MODPROBE_TIMEOUT_S} s")
                     return
-                self._log.info("uvm_loaded", code=done.returncode, said=done.stderr.decode(errors="replace")[-300:])
+                stderr = done.stderr.decode(errors="replace")[-300:]
+                self._log.info("uvm_load_requested", exit_code=done.returncode, stderr=stderr)
                 return
 
-    def on_root(self, path: Path) -> str:
-        """Say where something is for a program whose root is the driver's."""
+    def _path_in_root(self, path: Path) -> str:
         return "/" + str(path.relative_to(self.root))
 
-    # Libraries and programs.
-
-    def files(self) -> dict[str, Path]:
-        """Find libraries and programs: where each is to be below the driver's folder, and where it is on the host."""
-        found: dict[str, Path] = {}
+    def find_files(self) -> dict[str, Path]:
+        """Return libraries and programs: the path of each below the container's driver folder, and its path here."""
+        files: dict[str, Path] = {}
         for folder in self._library_folders():
             with suppress(OSError):
                 for file in sorted((self.root / folder).iterdir()):
-                    if LIBRARIES.fullmatch(file.name) and followed(file, self.root).is_file():
-                        found.setdefault(f"lib64/{file.name}", file)
+                    if LIBRARIES.fullmatch(file.name) and resolve_links(file, self.root).is_file():
+                        files.setdefault(f"lib64/{file.name}", file)
         for name in PROGRAMS:
             for folder in PROGRAM_FOLDERS:
                 if (self.root / folder / name).is_file():
-                    found.setdefault(f"bin/{name}", self.root / folder / name)
-        return found
+                    files.setdefault(f"bin/{name}", self.root / folder / name)
+        return files
 
-    def lay_out(self, folder: Path, version: str) -> Path | None:
-        """Lay the driver's files out below a folder, once for each driver; gives the link to them, None without any."""
-        files = self.files()
+    def install_files(self, folder: Path, version: str) -> Path | None:
+        """Copy the driver's files below a folder, once per driver, and point the link `current` at them.
+
+        Returns the link; None if the host has no driver files.
+        """
+        files = self.find_files()
         if not any(name.startswith("lib64/libcuda") for name in files):
-            self._log.warning("no_driver_libraries", root=str(self.root))
+            self._log.warning("driver_libraries_not_found", root=str(self.root))
         if not files:
             return None
         target = folder / f"{version or 'unknown'}-{fingerprint(files)}"
         if not target.exists():
-            copy_all(files, target, self.root)
-            self._log.info("driver_laid_out", folder=str(target), files=len(files))
+            copy_files(files, target, self.root)
+            self._log.info("driver_files_installed", folder=str(target), files=len(files))
         link = folder / CURRENT
         if link.is_dir() and not link.is_symlink():
-            # Where nothing was, a runtime made a folder for a container that started without this plugin.
+            # A runtime creates missing mount sources as directories, here for a container that started without us.
             shutil.rmtree(link)
         if not link.is_symlink() or link.readlink().name != target.name:
+            # Renamed over the old link: a container that starts at this moment must find one of the two.
             scratch = folder / f".{CURRENT}.new"
             scratch.unlink(missing_ok=True)
             scratch.symlink_to(target.name)
@@ -235,46 +244,47 @@ class HostDriver:
         return link
 
     @staticmethod
-    def remove_old(folder: Path) -> None:
-        """Remove the files of drivers before this one; only while no container uses any."""
+    def remove_old_files(folder: Path) -> None:
+        """Remove the copies of earlier drivers; call this only while no container has them mounted."""
         current = (folder / CURRENT).readlink().name if (folder / CURRENT).is_symlink() else ""
-        for each in folder.iterdir() if folder.is_dir() else ():
-            if each.name not in {CURRENT, current}:
-                shutil.rmtree(each, ignore_errors=True)
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            if entry.name not in {CURRENT, current}:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def fingerprint(files: dict[str, Path]) -> str:
-    """Tell one set of files from another without reading them."""
-    told = hashlib.sha256()
+    """Identify a set of files by name, size and modification time, without reading hundreds of MiB of libraries."""
+    digest = hashlib.sha256()
     for name, file in sorted(files.items()):
-        found = file.lstat()
-        told.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return told.hexdigest()[:8]
+        status = file.lstat()
+        digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:8]
 
 
-def followed(path: Path, root: Path) -> Path:
-    """Follow a link as a process would whose root is the driver's: Debian leads its libraries through /etc."""
-    for _ in range(MOST_LINKS):
+def resolve_links(path: Path, root: Path) -> Path:
+    """Resolve a symlink as a process chrooted to `root` would: Debian links its libraries through /etc/alternatives."""
+    for _ in range(MAX_LINKS):
         if not path.is_symlink():
             break
-        to = path.readlink()
-        path = root / str(to).lstrip("/") if to.is_absolute() else path.parent / to
+        target = path.readlink()
+        path = root / str(target).lstrip("/") if target.is_absolute() else path.parent / target
     return path
 
 
-def copy_all(files: dict[str, Path], target: Path, root: Path) -> None:
-    """Put files into a new folder, at once as a whole: linked where the file system is the same, else copied."""
+def copy_files(files: dict[str, Path], target: Path, root: Path) -> None:
+    """Create the folder `target` with these files, atomically: it either does not exist or is complete."""
     scratch = target.with_name(f".{target.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     for folder in ("bin", "lib64"):
         (scratch / folder).mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
+        # Links between libraries stay links (libcuda.so.1 -> libcuda.so.550.54.15); others become regular files.
         if file.is_symlink() and f"lib64/{file.readlink().name}" in files:
             (scratch / name).symlink_to(file.readlink().name)
             continue
-        source = followed(file, root)
+        source = resolve_links(file, root)
         try:
             os.link(source, scratch / name)
-        except OSError:
+        except OSError:  # another file system, or one without hard links
             shutil.copy2(source, scratch / name)
     scratch.replace(target)

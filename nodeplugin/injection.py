@@ -93,7 +93,7 @@ class Injector:
         self._containers.mkdir(parents=True, exist_ok=True)
         if self.way != "nvidia-runtime":
             self._driver_folder.mkdir(parents=True, exist_ok=True)
-            self._driver.lay_out(self._driver_folder, version)
+            self._driver.install_files(self._driver_folder, version)
         if self.way == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
 
@@ -107,7 +107,7 @@ class Injector:
         if allocation.way == "cdi":
             answer.cdi_devices.add(name=f"{CDI_KIND}={allocation.token}")
             return answer
-        for node in self._driver.nodes_of(cards):
+        for node in self._driver.device_nodes(cards):
             answer.devices.add(host_path=node.host, container_path=node.container, permissions="rw")
         for host, inside in self._mounts(allocation.token):
             answer.mounts.add(host_path=host, container_path=inside, read_only=True)
@@ -128,7 +128,7 @@ class Injector:
         put(folder / LIMITS_FILE, msgspec.json.encode(self._limits(pod, container, slices)))
         if allocation.way == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
-            nodes = self._driver.nodes_of(self._cards(slices))
+            nodes = self._driver.device_nodes(self._cards(slices))
             put(self._cdi_file(allocation.token), msgspec.json.encode(self._spec(allocation.token, slices, nodes)))
 
     def is_outdated(self, answer: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
@@ -154,7 +154,7 @@ class Injector:
 
     def remove_old_drivers(self) -> None:
         """Remove the files of drivers before this one."""
-        self._driver.remove_old(self._driver_folder)
+        self._driver.remove_old_files(self._driver_folder)
 
     def _cdi_file(self, token: str) -> Path:
         return self._cdi / f"{CDI_PREFIX}{token}.json"

@@ -1,7 +1,7 @@
-"""What the node plugin measures, under the names that stand here and nowhere else.
+"""The Prometheus metrics of the node plugin; their names appear in this module only.
 
-The first four are gpu-manager's, with its labels: dashboards of its time go on working. Memory is in MiB there, and in
-bytes everywhere else.
+The first four are those of gpu-manager, with its names, labels and units (MiB, percent), so that its dashboards keep
+working. All others are named `quotient_*` and use base units (bytes, ratios).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,172 +10,195 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nodeplugin.sampling import CardSample, ContainerSample, Sample
+from vcuda.isolation import Isolation
 from vcuda.memory_units import MIB
 from vcuda.vocabulary import CORES_PER_CARD
 
 POD_LABELS = ("pod_name", "namespace", "node", "container_name")
 CARD_LABELS = ("node", "uuid", "index", "model")
 CONTAINER_LABELS = ("namespace", "pod", "container", "node", "uuid")
+# Seconds. Fine around 20 ms, the target for all calls of one container.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.5)
 TOTAL = "total"
 
 
 class Metrics:
-    """The series of one node."""
+    """The metrics of one node. `sample`, `xids` and `status` are called on every scrape."""
 
     def __init__(
         self,
         node: str,
         sample: Callable[[], Sample],
         xids: Callable[[], Mapping[tuple[str, int], int]],
-        standing: Callable[[], Mapping[str, float]],
-        isolation: str = "none",
+        status: Callable[[], Mapping[str, float]],
+        isolation: Isolation = Isolation.NONE,
     ) -> None:
-        self._node, self._sample, self._xids, self._standing, self._isolation = node, sample, xids, standing, isolation
+        self._node, self._sample, self._xids, self._status, self._isolation = node, sample, xids, status, isolation
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._seconds = Histogram(
             "quotient_allocation_seconds",
-            "How long the kubelet's calls took",
+            "Duration of the kubelet's device plugin calls, in seconds",
             ["step"],
             buckets=BUCKETS,
             registry=self.registry,
         )
         self._refused = Counter(
-            "quotient_allocations_refused", "The kubelet's calls that were refused", ["step"], registry=self.registry
+            "quotient_allocations_refused",
+            "Device plugin calls of the kubelet that returned an error",
+            ["step"],
+            registry=self.registry,
         )
 
-    def observe(self, step: str, seconds: float, went_well: bool) -> None:  # noqa: FBT001 - the only thing to say of it
-        """Note a call of the kubelet's."""
+    def observe(self, step: str, seconds: float, succeeded: bool) -> None:  # noqa: FBT001 - passed as a plain callable
+        """Record one call of the kubelet; `step` is prefer, allocate or start."""
         self._seconds.labels(step).observe(seconds)
-        if not went_well:
+        if not succeeded:
             self._refused.labels(step).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """Measure now."""
+        """Compute the current values; the registry calls this on every scrape."""
         sample = self._sample()
-        yield from ancestors_series(self._node, sample.containers)
-        yield from card_series(self._node, sample)
-        yield from container_series(self._node, sample.containers, self._isolation)
+        yield from gpu_manager_metrics(self._node, sample.containers)
+        yield from card_metrics(self._node, sample)
+        yield from container_metrics(self._node, sample.containers, self._isolation)
         xids = CounterMetricFamily(
-            "quotient_gpu_xid_errors", "Errors that the driver reported", labels=["node", "uuid", "xid"]
+            "quotient_gpu_xid_errors", "XID errors that the driver reported", labels=["node", "uuid", "xid"]
         )
         for (uuid, xid), count in sorted(self._xids().items()):
             xids.add_metric([self._node, uuid, str(xid)], count)
         yield xids
-        for name, value in self._standing().items():
-            yield GaugeMetricFamily(f"quotient_nodeplugin_{name}", STANDING[name], value)
+        for name, value in self._status().items():
+            yield GaugeMetricFamily(f"quotient_nodeplugin_{name}", STATUS_HELP[name], value)
 
 
-STANDING = {
-    "registered": "Whether the kubelet listens to both resources",
-    "registrations": "How often the kubelet was registered with since the start",
-    "api_age_seconds": "How long ago the API server was heard of",
-    "health_age_seconds": "How long ago the cards were looked at",
-    "pods": "Pods that hold GPUs here",
+STATUS_HELP = {
+    "registered": "1 if the kubelet watches the devices of both resources, else 0",
+    "registrations": "Registrations with the kubelet since the plugin started",
+    "api_age_seconds": "Seconds since the last contact with the API server",
+    "health_age_seconds": "Seconds since all cards were last checked",
+    "pods": "Pods with allocated GPUs on this node",
 }
 
 
-def ancestors_series(node: str, containers: Iterable[ContainerSample]) -> Iterator[Metric]:
-    """Give gpu-manager's series."""
+def gpu_manager_metrics(node: str, samples: Iterable[ContainerSample]) -> Iterator[Metric]:
     used = GaugeMetricFamily(
-        "container_gpu_utilization", "Percent of a card's time that a container uses", labels=[*POD_LABELS, "gpu"]
+        "container_gpu_utilization", "GPU utilization of a container, in percent of a card", labels=[*POD_LABELS, "gpu"]
     )
-    memory = GaugeMetricFamily(
-        "container_gpu_memory_total", "MiB that a container uses", labels=[*POD_LABELS, "gpu_memory"]
+    used_memory = GaugeMetricFamily(
+        "container_gpu_memory_total", "GPU memory used by a container, in MiB", labels=[*POD_LABELS, "gpu_memory"]
     )
-    wanted = GaugeMetricFamily(
-        "container_request_gpu_utilization", "Cards that a container was given", labels=[*POD_LABELS, "req_of_gpu"]
+    allocated = GaugeMetricFamily(
+        "container_request_gpu_utilization",
+        "GPU share allocated to a container, in cards",
+        labels=[*POD_LABELS, "req_of_gpu"],
     )
-    wanted_memory = GaugeMetricFamily(
-        "container_request_gpu_memory", "MiB that a container was given", labels=[*POD_LABELS, "req_of_gpu_memory"]
+    allocated_memory = GaugeMetricFamily(
+        "container_request_gpu_memory",
+        "GPU memory allocated to a container, in MiB",
+        labels=[*POD_LABELS, "req_of_gpu_memory"],
     )
-    for labels, parts in by_container(node, containers).items():
+    for labels, parts in group_by_container(node, samples).items():
         for each in parts:
             card = f"gpu{each.card.index}"
             used.add_metric([*labels, card], each.utilization)
-            memory.add_metric([*labels, card], each.used_mib)
+            used_memory.add_metric([*labels, card], each.used_mib)
         used.add_metric([*labels, TOTAL], sum(each.utilization for each in parts))
-        memory.add_metric([*labels, TOTAL], sum(each.used_mib for each in parts))
-        wanted.add_metric([*labels, TOTAL], sum(each.given.cores for each in parts) / CORES_PER_CARD)
-        wanted_memory.add_metric([*labels, TOTAL], sum(each.given.memory_mib for each in parts))
-    yield from (used, memory, wanted, wanted_memory)
+        used_memory.add_metric([*labels, TOTAL], sum(each.used_mib for each in parts))
+        allocated.add_metric([*labels, TOTAL], sum(each.allocated.cores for each in parts) / CORES_PER_CARD)
+        allocated_memory.add_metric([*labels, TOTAL], sum(each.allocated.memory_mib for each in parts))
+    yield from (used, used_memory, allocated, allocated_memory)
 
 
-def by_container(node: str, samples: Iterable[ContainerSample]) -> dict[tuple[str, ...], list[ContainerSample]]:
-    """Put the cards of each container together, under its labels."""
-    found: dict[tuple[str, ...], list[ContainerSample]] = {}
+def group_by_container(node: str, samples: Iterable[ContainerSample]) -> dict[tuple[str, ...], list[ContainerSample]]:
+    """Group the samples of a container on its cards, by the values of POD_LABELS."""
+    groups: dict[tuple[str, ...], list[ContainerSample]] = {}
     for each in samples:
         metadata = each.pod.metadata
-        found.setdefault((metadata.name, metadata.namespace, node, each.container), []).append(each)
-    return found
+        groups.setdefault((metadata.name, metadata.namespace, node, each.container), []).append(each)
+    return groups
 
 
-CARD_SERIES: dict[str, tuple[str, Callable[[CardSample], float | None]]] = {
-    "quotient_gpu_healthy": ("Whether a card is well", lambda each: float(each.condition.healthy)),
-    "quotient_gpu_cordoned": ("Whether a card takes nothing new", lambda each: float(bool(each.condition.cordon))),
-    "quotient_gpu_cores_allocated": ("Hundredths of a card that pods hold", lambda each: each.cores_held),
-    "quotient_gpu_memory_bytes": ("A card's memory", lambda each: each.card.memory_mib * MIB),
-    "quotient_gpu_memory_allocated_bytes": ("Memory that pods hold of a card", lambda each: each.held_mib * MIB),
+# Name, help, and the value of a card; None omits the card, because 0 would claim a measurement that does not exist.
+CARD_METRICS: dict[str, tuple[str, Callable[[CardSample], float | None]]] = {
+    "quotient_gpu_healthy": ("1 if a card is healthy, else 0", lambda each: float(each.condition.healthy)),
+    "quotient_gpu_cordoned": (
+        "1 if a card is cordoned and takes no new containers, else 0",
+        lambda each: float(bool(each.condition.cordon)),
+    ),
+    "quotient_gpu_cores_allocated": (
+        "Cores of a card allocated to pods, in hundredths of the card",
+        lambda each: each.allocated_cores,
+    ),
+    "quotient_gpu_memory_bytes": (
+        "Memory of a card, in bytes; 0 if the driver does not report it",
+        lambda each: each.card.memory_mib * MIB,
+    ),
+    "quotient_gpu_memory_allocated_bytes": (
+        "Memory of a card allocated to pods, in bytes",
+        lambda each: each.allocated_mib * MIB,
+    ),
     "quotient_gpu_memory_used_bytes": (
-        "Memory of a card that is in use",
+        "Memory of a card in use, in bytes",
         lambda each: None if each.usage.used_mib is None else each.usage.used_mib * MIB,
     ),
     "quotient_gpu_utilization_ratio": (
-        "Part of its time in which a card works",
+        "Utilization of a card, from 0 to 1",
         lambda each: None if each.usage.utilization is None else each.usage.utilization / 100,
     ),
-    "quotient_gpu_temperature_celsius": ("How warm a card is", lambda each: each.usage.temperature_c),
-    "quotient_gpu_power_watts": ("What a card draws", lambda each: each.usage.power_w),
+    "quotient_gpu_temperature_celsius": (
+        "Temperature of a card, in degrees Celsius",
+        lambda each: each.usage.temperature_c,
+    ),
+    "quotient_gpu_power_watts": ("Power draw of a card, in watts", lambda each: each.usage.power_w),
 }
 
 
-def card_series(node: str, sample: Sample) -> Iterator[Metric]:
-    """Give the series of cards."""
-    for name, (told, value) in CARD_SERIES.items():
-        family = GaugeMetricFamily(name, told, labels=CARD_LABELS)
+def card_metrics(node: str, sample: Sample) -> Iterator[Metric]:
+    for name, (text, value_of) in CARD_METRICS.items():
+        family = GaugeMetricFamily(name, text, labels=CARD_LABELS)
         for each in sample.cards:
-            if (found := value(each)) is not None:
-                family.add_metric([node, each.card.uuid, str(each.card.index), each.card.model], found)
+            if (value := value_of(each)) is not None:
+                family.add_metric([node, each.card.uuid, str(each.card.index), each.card.model], value)
         yield family
-    strangers = GaugeMetricFamily(
+    foreign = GaugeMetricFamily(
         "quotient_gpu_foreign_processes",
-        "Processes on a card that belong to no container which has a part of it",
+        "Processes on a card that belong to no container to which the card is allocated",
         labels=CARD_LABELS,
     )
     for each in sample.cards:
-        count = sum(card.uuid == each.card.uuid for card, _ in sample.strangers)
-        strangers.add_metric([node, each.card.uuid, str(each.card.index), each.card.model], count)
-    yield strangers
+        count = sum(card.uuid == each.card.uuid for card, _ in sample.foreign_processes)
+        foreign.add_metric([node, each.card.uuid, str(each.card.index), each.card.model], count)
+    yield foreign
 
 
-def container_series(node: str, containers: Iterable[ContainerSample], isolation: str) -> Iterator[Metric]:
-    """Give the series of containers, on each of their cards."""
-    series = {
-        name: GaugeMetricFamily(name, told, labels=CONTAINER_LABELS)
-        for name, told in {
-            "quotient_container_cores": "Hundredths of a card that a container was given",
-            "quotient_container_memory_bytes": "Memory of a card that a container was given",
-            "quotient_container_memory_used_bytes": "Memory of a card that a container uses",
-            "quotient_container_utilization_ratio": "Part of a card's time that a container uses",
+def container_metrics(node: str, samples: Iterable[ContainerSample], isolation: Isolation) -> Iterator[Metric]:
+    """Yield one series per container and card."""
+    families = {
+        name: GaugeMetricFamily(name, text, labels=CONTAINER_LABELS)
+        for name, text in {
+            "quotient_container_cores": "Cores of a card allocated to a container, in hundredths of the card",
+            "quotient_container_memory_bytes": "Memory of a card allocated to a container, in bytes",
+            "quotient_container_memory_used_bytes": "Memory of a card used by a container, in bytes",
+            "quotient_container_utilization_ratio": "Utilization of a card by a container, from 0 to 1",
         }.items()
     }
-    limited = GaugeMetricFamily(
+    isolated = GaugeMetricFamily(
         "quotient_container_isolated",
-        "Whether a container's limits really hold, and by what; whole cards need nothing to hold them",
+        "1 if the limits of a container are enforced, by the mechanism in the label isolation, else 0",
         labels=[*CONTAINER_LABELS, "isolation"],
     )
-    for each in containers:
+    for each in samples:
         metadata = each.pod.metadata
         labels = [metadata.namespace, metadata.name, each.container, node, each.card.uuid]
-        values = (each.given.cores, each.given.memory_mib * MIB, each.used_mib * MIB, each.utilization / 100)
-        for family, value in zip(series.values(), values, strict=True):
+        values = (each.allocated.cores, each.allocated.memory_mib * MIB, each.used_mib * MIB, each.utilization / 100)
+        for family, value in zip(families.values(), values, strict=True):
             family.add_metric(labels, value)
-        holds = isolation_of(each, isolation)
-        limited.add_metric([*labels, holds], float(holds != "none"))
-    yield from (*series.values(), limited)
+        mechanism = isolation_of(each, isolation)
+        isolated.add_metric([*labels, mechanism], float(mechanism is not Isolation.NONE))
+    yield from (*families.values(), isolated)
 
 
-def isolation_of(each: ContainerSample, isolation: str) -> str:
-    """Say what holds a container to its share."""
-    return "exclusive" if each.given.cores >= CORES_PER_CARD else isolation
+def isolation_of(sample: ContainerSample, node_isolation: Isolation) -> Isolation:
+    """Return what enforces a container's limits on one card; `node_isolation` applies to fractions of cards."""
+    return Isolation.EXCLUSIVE if sample.allocated.cores >= CORES_PER_CARD else node_isolation

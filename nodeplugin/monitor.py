@@ -1,7 +1,7 @@
-"""The page of a node, on port 5678: `/metrics` (and `/metric`, as gpu-manager had it), `/usage`, and the probes.
+"""The node's HTTP server on port 5678: `/metrics` (also as gpu-manager's `/metric`), `/usage`, and the probes.
 
-Whoever asks from this machine gets an answer; whoever asks from elsewhere needs a token whose owner may `get` the path
-(RBAC on `nonResourceURLs`), unless `monitor.open` says that anybody may.
+Probes and requests from loopback need no authentication. Other requests need a bearer token whose user may `get` the
+path (RBAC on `nonResourceURLs`), unless `monitor.open` is true.
 """
 
 import html
@@ -18,10 +18,11 @@ from werkzeug.serving import make_server
 
 from cluster.authorization import CachedAuthorizer
 from nodeplugin.metrics import isolation_of
-from nodeplugin.sampling import Sample
+from nodeplugin.sampling import CardSample, ContainerSample, Sample
 from settings.configuration import MonitorSettings as Settings
 from settings.probes import TEXT, Check, QuietHandler
 from vcuda.decision import Unavailable
+from vcuda.isolation import Isolation
 from vcuda.vocabulary import CORES_PER_CARD
 
 JSON, HTML = "application/json", "text/html; charset=utf-8"
@@ -32,17 +33,20 @@ STATUS = {
     404: "404 Not Found",
     503: "503 Service Unavailable",
 }
-Answer = tuple[int, str, bytes]
+# Status code, content type and body.
+Response = tuple[int, str, bytes]
 STYLE = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:2rem;color:#222}"
     "h1{font-size:1.3rem}h2{font-size:1.05rem;margin-top:2rem}"
     "table{border-collapse:collapse}th,td{padding:.25rem .9rem .25rem 0;text-align:left;border-bottom:1px solid #ddd}"
     "td.n{text-align:right;font-variant-numeric:tabular-nums}.bad{color:#b00}"
 )
+CARD_HEAD = ("GPU", "model", "uuid", "state", "cores allocated", "MiB allocated", "utilization", "MiB used")
+CONTAINER_HEAD = ("pod", "container", "GPU", "cores", "MiB", "utilization", "MiB used", "limits enforced by")
 
 
 class MonitorServer:
-    """Serves the page."""
+    """Serves metrics, usage and probes. `live` and `ready` return problems; an empty list means success."""
 
     def __init__(
         self,
@@ -65,60 +69,61 @@ class MonitorServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
         self._server.shutdown()
         self._server.server_close()
 
     def _serve(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        status, kind, body = self._answer(environ)
-        headers = [("Content-Type", kind), ("Cache-Control", "no-store")]
-        if kind == HTML:
+        status, content_type, body = self._respond(environ)
+        headers = [("Content-Type", content_type), ("Cache-Control", "no-store")]
+        if content_type == HTML:
+            # The page has no scripts: should a pod's name ever get through unescaped, it cannot run as one.
             headers.append(("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"))
         start(STATUS[status], headers)
         return [body]
 
-    def _answer(self, environ: WSGIEnvironment) -> Answer:
+    def _respond(self, environ: WSGIEnvironment) -> Response:
         path = environ.get("PATH_INFO", "")
         if path in self._checks:
-            amiss = self._checks[path]()
-            return 503 if amiss else 200, TEXT, "".join(f"{line}\n" for line in amiss or ["ok"]).encode()
+            # Before authorization: the kubelet's probes carry no token.
+            problems = self._checks[path]()
+            return 503 if problems else 200, TEXT, "".join(f"{line}\n" for line in problems or ["ok"]).encode()
         path = {"/metric": "/metrics", "/": "/usage"}.get(path, path)
         if path not in {"/metrics", "/usage"}:
-            return 404, TEXT, b"there are /metrics, /usage, /livez and /readyz\n"
-        if refusal := self._refusal(environ, path):
+            return 404, TEXT, b"not found: the paths are /metrics, /usage, /livez and /readyz\n"
+        if refusal := self._authorize(environ, path):
             return refusal[0], TEXT, f"{refusal[1]}\n".encode()
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
         sample = self._sample()
         if "text/html" in environ.get("HTTP_ACCEPT", ""):
-            return 200, HTML, page(self._node, sample).encode()
-        return 200, JSON, msgspec.json.encode({"usage": usage(sample), "cards": cards(sample)})
+            return 200, HTML, render_page(self._node, sample).encode()
+        return 200, JSON, msgspec.json.encode({"usage": usage_by_pod(sample), "cards": card_states(sample)})
 
-    def _refusal(self, environ: WSGIEnvironment, path: str) -> tuple[int, str] | None:
+    def _authorize(self, environ: WSGIEnvironment, path: str) -> tuple[int, str] | None:
+        """Return status and message of a refusal; None if the request is allowed."""
         if self._settings.open or is_loopback(environ.get("REMOTE_ADDR", "")):
             return None
         try:
             return self._authorizer.refusal_of(environ.get("HTTP_AUTHORIZATION", ""), path)
-        except Unavailable as away:
-            return 503, f"the cluster cannot be asked who this is: {away}"
+        except Unavailable as error:
+            return 503, f"cannot verify the bearer token: {error}"
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether somebody asks from this machine."""
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    # A dual-stack socket reports IPv4 clients as ::ffff:127.0.0.1, which `is_loopback` of older Pythons denies.
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
 
 
-def usage(sample: Sample) -> dict[str, Any]:
-    """Write what containers use, as gpu-manager did; what is zero is left out."""
+def usage_by_pod(sample: Sample) -> dict[str, Any]:
+    """Return usage in gpu-manager's JSON format, by pod uid; like gpu-manager, it omits keys whose value is zero."""
     pods: dict[str, Any] = {}
     for each in sample.containers:
         pod = pods.setdefault(
@@ -137,13 +142,13 @@ def usage(sample: Sample) -> dict[str, Any]:
         stat = pod["stat"].setdefault(each.container, {"dev": []})
         stat["dev"].append({key: value for key, value in device.items() if value})
         spec = pod["spec"].setdefault(each.container, {"gpu": 0.0, "mem": 0})
-        spec["gpu"] = round(spec["gpu"] + each.given.cores / CORES_PER_CARD, 2)
-        spec["mem"] += each.given.memory_mib
+        spec["gpu"] = round(spec["gpu"] + each.allocated.cores / CORES_PER_CARD, 2)
+        spec["mem"] += each.allocated.memory_mib
     return pods
 
 
-def cards(sample: Sample) -> list[dict[str, Any]]:
-    """Write how the cards are."""
+def card_states(sample: Sample) -> list[dict[str, Any]]:
+    """Return the condition and usage of every card as JSON values; null if the driver does not report one."""
     return [
         {
             "uuid": each.card.uuid,
@@ -151,68 +156,67 @@ def cards(sample: Sample) -> list[dict[str, Any]]:
             "model": each.card.model,
             "healthy": each.condition.healthy,
             "cordoned": bool(each.condition.cordon),
-            "reason": each.condition.closed,
-            "cores": {"allocated": each.cores_held},
-            "memoryMiB": {"total": each.card.memory_mib, "allocated": each.held_mib, "used": each.usage.used_mib},
+            "reason": each.condition.unschedulable_reason,
+            "cores": {"allocated": each.allocated_cores},
+            "memoryMiB": {"total": each.card.memory_mib, "allocated": each.allocated_mib, "used": each.usage.used_mib},
             "utilization": each.usage.utilization,
         }
         for each in sample.cards
     ]
 
 
-def page(node: str, sample: Sample) -> str:
-    """Write the same for people."""
-    rows = [
-        row(
-            each.card.index,
-            each.card.model,
-            each.card.uuid,
-            ("bad", each.condition.closed) if each.condition.closed else "well",
-            f"{each.cores_held} of {CORES_PER_CARD}",
-            f"{each.held_mib} of {each.card.memory_mib}",
-            unknown(each.usage.utilization, " %"),
-            unknown(each.usage.used_mib),
-        )
-        for each in sample.cards
-    ]
-    containers = [
-        row(
-            each.pod.title,
-            each.container,
-            each.card.index,
-            each.given.cores,
-            each.given.memory_mib,
-            f"{each.utilization} %",
-            ("bad", str(each.used_mib)) if each.used_mib > each.given.memory_mib else each.used_mib,
-            isolation_of(each, "none"),
-        )
-        for each in sample.containers
-    ]
-    card_head = ("GPU", "model", "uuid", "state", "cores given", "MiB given", "busy", "MiB used")
-    container_head = ("pod", "container", "GPU", "cores", "MiB", "busy", "MiB used", "limits held by")
+def render_page(node: str, sample: Sample) -> str:
+    cards = [card_row(each) for each in sample.cards]
+    containers = [container_row(each) for each in sample.containers]
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=10>"
-        f"<title>{html.escape(node)} - Quotient</title><style>{STYLE}</style><h1>GPUs of {html.escape(node)}</h1>"
-        f"{table(card_head, rows) if rows else '<p>The driver shows no card.</p>'}<h2>Containers</h2>"
-        f"{table(container_head, containers) if containers else '<p>None holds a GPU here.</p>'}"
-        '<p>The same for programs: <a href="/usage">/usage</a> as JSON, <a href="/metrics">/metrics</a>.</p>'
+        f"<title>{html.escape(node)} - Quotient</title><style>{STYLE}</style><h1>GPUs of node {html.escape(node)}</h1>"
+        f"{html_table(CARD_HEAD, cards) if cards else '<p>The driver lists no GPUs.</p>'}<h2>Containers</h2>"
+        f"{html_table(CONTAINER_HEAD, containers) if containers else '<p>No container uses a GPU of this node.</p>'}"
+        '<p>For programs: <a href="/usage">/usage</a> (JSON), <a href="/metrics">/metrics</a> (Prometheus).</p>'
     )
 
 
-def unknown(value: float | None, unit: str = "") -> str:
-    """Write a number that the driver may not tell."""
+def card_row(each: CardSample) -> str:
+    reason = each.condition.unschedulable_reason
+    return html_row(
+        each.card.index,
+        each.card.model,
+        each.card.uuid,
+        ("bad", reason) if reason else "healthy",
+        f"{each.allocated_cores} of {CORES_PER_CARD}",
+        f"{each.allocated_mib} of {each.card.memory_mib}",
+        format_number(each.usage.utilization, " %"),
+        format_number(each.usage.used_mib),
+    )
+
+
+def container_row(each: ContainerSample) -> str:
+    return html_row(
+        each.pod.title,
+        each.container,
+        each.card.index,
+        each.allocated.cores,
+        each.allocated.memory_mib,
+        f"{each.utilization} %",
+        ("bad", str(each.used_mib)) if each.used_mib > each.allocated.memory_mib else each.used_mib,
+        isolation_of(each, Isolation.NONE),
+    )
+
+
+def format_number(value: float | None, unit: str = "") -> str:
+    """Format a measurement; None is one that the driver does not report."""
     return "unknown" if value is None else f"{value}{unit}"
 
 
-def row(*cells: object) -> str:
-    """Write a row of a table; a pair is a class and its text."""
+def html_row(*cells: object) -> str:
+    """Render a table row; a tuple is a CSS class and a text, and integers are aligned right."""
     parts = []
     for cell in cells:
-        kind, text = cell if isinstance(cell, tuple) else ("n" if isinstance(cell, int) else "", cell)
-        parts.append(f"<td{f' class={kind}' if kind else ''}>{html.escape(str(text))}")
+        css, text = cell if isinstance(cell, tuple) else ("n" if isinstance(cell, int) else "", cell)
+        parts.append(f"<td{f' class={css}' if css else ''}>{html.escape(str(text))}")
     return f"<tr>{''.join(parts)}"
 
 
-def table(head: Iterable[str], rows: Iterable[str]) -> str:
-    """Write a table."""
+def html_table(head: Iterable[str], rows: Iterable[str]) -> str:
     return f"<table><tr>{''.join(f'<th>{html.escape(each)}' for each in head)}{''.join(rows)}</table>"

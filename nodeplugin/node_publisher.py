@@ -1,6 +1,7 @@
-"""What the node tells the cluster: its cards on the Node, and on a pod where it had to place it otherwise.
+"""Publishes the node's GPUs: inventory and model label on the Node, events about cards, placements on pods.
 
-And what it hears from there: which cards take nothing new, and whether another plugin offers the same ones.
+It also watches the Node for what others write there: the cordon annotation, and resources of another device plugin that
+offers the same cards.
 """
 
 import threading
@@ -18,28 +19,21 @@ from cluster.objects import NODES, PODS, Node, ObjectReference
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
 from vcuda.decision import Unavailable
-from vcuda.inventory import encode_inventory
-from vcuda.names import AWS_VGPU, MIXED, NANO_PERCENT, NVIDIA_GPU, Names
+from vcuda.inventory import Gpu, encode_inventory
+from vcuda.names import MIG_RESOURCE_PREFIX, MIXED, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
 from vcuda.placement_annotation import encode_placement
 
 RETRY_S = 5.0
-# Resources under which other plugins offer NVIDIA cards, whole or in parts.
-RIVALS = (
-    NVIDIA_GPU,
-    "nvidia.com/gpu.shared",
-    NANO_PERCENT,
-    *AWS_VGPU,
-    "nano-gpu.io/gpu-core",
-    "elasticgpu.io/gpu-core",
-    "aliyun.com/gpu-mem",
-    "volcano.sh/vgpu-number",
-)
-RIVAL_PREFIX, VCUDA_CORE = "nvidia.com/mig-", "/vcuda-core"
-RIVAL_EVENT, CARD_EVENT = "GPUsOfferedTwice", "GPUUnhealthy"
+# Reasons of events on the Node. Users filter by them, so they must not change.
+OFFERED_TWICE, UNHEALTHY, RECOVERED = "GPUsOfferedTwice", "GPUUnhealthy", "GPUHealthy"
 
 
 class NodePublisher:
-    """Keeps the Node and the pods' placements as this plugin knows them."""
+    """Keeps the Node, and the placements of pods that this plugin placed, up to date on a thread of its own.
+
+    `unwritten_placements` returns the allocations whose placement annotation is not on the pod yet. `on_change` is
+    called when cordons change.
+    """
 
     def __init__(
         self,
@@ -49,159 +43,175 @@ class NodePublisher:
         node_cards: NodeCards,
         *,
         on_change: Callable[[], None],
-        deviating: Callable[[], list[PodAllocation]],
-        driver: Callable[[], str],
+        unwritten_placements: Callable[[], list[PodAllocation]],
+        driver_version: Callable[[], str],
     ) -> None:
-        self._cluster, self._node, self._names, self._node_cards, self._on_change = (
-            cluster,
-            node,
-            names,
-            node_cards,
-            on_change,
-        )
+        self._cluster, self._node, self._names, self._node_cards = cluster, node, names, node_cards
         self.nodes: Informer[Node] = Informer(cluster, NODES, selector=Selector(fields=f"metadata.name={node}"))
-        self.nodes.on_change(lambda _old, new: self._heard(new))
-        self._deviating, self._driver = deviating, driver
+        self.nodes.on_change(lambda _old, new: self._on_node_change(new))
+        self._on_change, self._unwritten_placements = on_change, unwritten_placements
+        self._driver_version = driver_version
         self._events = EventRecorder(cluster, "quotient-nodeplugin")
-        # Pods whose placement is refused for good: they are gone, or others have their names.
-        self._given_up: set[str] = set()
+        # Uids of pods whose placement cannot be written: they are gone, or another pod has their name.
+        self._gone: set[str] = set()
         self._wake = threading.Event()
-        self._ending = threading.Event()
-        self.rivals: list[str] = []
-        self._told: dict[str, str] = {}
+        self._stopping = threading.Event()
+        self.conflicts: list[str] = []
+        # The fault of each card in its last event, so that each change is one event.
+        self._reported_faults: dict[str, str] = {}
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self.nodes.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
-        self._ending.set()
+        self._stopping.set()
         self._wake.set()
         self.nodes.stop()
         self._thread.join(10)
 
     @property
     def alive(self) -> bool:
-        """Whether its thread runs."""
         return self._thread.is_alive()
 
-    def look_again(self) -> None:
-        """Have the Node compared with what is known."""
+    def enqueue(self) -> None:
+        """Have the thread compare the Node and the pods with the current state; several calls may be served at once."""
         self._wake.set()
 
-    def _heard(self, node: Node | None) -> None:
+    def _on_node_change(self, node: Node | None) -> None:
         if node is None:
             return
-        rivals = rivals_in(node, self._names)
-        if rivals != self.rivals:
-            self.rivals = rivals
-            if rivals:
-                told = f"{', '.join(rivals)}: another plugin offers this node's GPUs, so Quotient does not; remove it"
-                self._log.error("offered_twice", resources=rivals)
-                self._events.record(self._reference(node), RIVAL_EVENT, told, type_=WARNING)
-        if self._node_cards.cordon(self.cordons(node)):
-            self._on_change()
+        conflicts = conflicting_resources(node, self._names)
+        if conflicts != self.conflicts:
+            self.conflicts = conflicts
+            if conflicts:
+                self._report_conflicts(node)
+        self._update_cordons(node)
         self._wake.set()
 
-    def cordons(self, node: Node) -> dict[str, str]:
-        """Say which cards take nothing new, and why."""
-        if self.rivals:
-            why = f"offered by another plugin as well: {', '.join(self.rivals)}"
-            return {card.uuid: why for card in self._node_cards.cards()}
+    def _report_conflicts(self, node: Node) -> None:
+        self._log.error("gpus_offered_twice", resources=self.conflicts)
+        message = (
+            f"another device plugin offers this node's GPUs as {', '.join(self.conflicts)}: Quotient allocates none of "
+            "them until that plugin is removed from the node"
+        )
+        self._events.record(self._reference(node), OFFERED_TWICE, message, type_=WARNING)
+
+    def _update_cordons(self, node: Node) -> None:
+        if self._node_cards.set_cordons(self.cordon_reasons(node)):
+            self._on_change()
+
+    def cordon_reasons(self, node: Node) -> dict[str, str]:
+        """Return the reason of every cordoned card, by uuid."""
+        if self.conflicts:
+            reason = f"also offered by another device plugin, as {', '.join(self.conflicts)}"
+            return {card.uuid: reason for card in self._node_cards.cards()}
         text = node.metadata.annotations.get(self._names.cordon, "")
         named = {part.strip() for part in text.split(",")}
         return {
             card.uuid: f"cordoned by the annotation {self._names.cordon}"
             for card in self._node_cards.cards()
+            # A MIG device is named by its own uuid, or together with all others of its card by the card's.
             if named & {card.uuid, card.parent or card.uuid, str(card.index)}
         }
 
     def _run(self) -> None:
-        while not self._ending.is_set():
-            # One that fails does not hold up the other.
-            done = all([self._tried(self._publish), self._tried(self._write_placements)])
+        while not self._stopping.is_set():
+            # A list, not a generator: the second step runs even if the first one fails.
+            done = all([self._attempt(self._publish_node), self._attempt(self._write_placements)])
             self._wake.wait(None if done else RETRY_S)
             self._wake.clear()
 
-    def _tried(self, step: Callable[[], bool]) -> bool:
+    def _attempt(self, step: Callable[[], bool]) -> bool:
+        """Run a step; False means it has to be retried."""
         try:
             return step()
-        except (ApiError, Unavailable) as wrong:
-            self._log.warning("not_published", cause=str(wrong))
-        except Exception:  # the outermost frame of the thread: it has to go on
+        except (ApiError, Unavailable) as error:
+            self._log.warning("publish_failed", error=str(error))
+        except Exception:  # the outermost frame of the thread, which must not end
             self._log.exception("publisher_failed")
         return False
 
-    def _publish(self) -> bool:
-        """Write the Node if it says something else; false if it is not known yet."""
+    def _publish_node(self) -> bool:
+        """Patch the Node where it differs; returns False if the informer does not have it yet."""
         node = self.nodes.get(self._node)
         if node is None:
             return False
-        if self._node_cards.cordon(self.cordons(node)):
-            self._on_change()
+        # Cordons name cards that may have been discovered since the Node last changed.
+        self._update_cordons(node)
         gpus = self._node_cards.gpus()
         models = sorted({gpu.model for gpu in gpus})
         wanted: dict[str, dict[str, str | None]] = {
-            "annotations": {self._names.inventory: encode_inventory(gpus, self._driver())},
+            "annotations": {self._names.inventory: encode_inventory(gpus, self._driver_version())},
             "labels": {self._names.model_label: (models[0] if len(models) == 1 else MIXED) if models else None},
         }
-        if changes := differences(node, wanted):
+        if changes := metadata_changes(node, wanted):
             self._cluster.patch(NODES, self._node, "", {"metadata": changes})
         for gpu in gpus:
-            told = "" if gpu.healthy else gpu.reason
-            if told != self._told.get(gpu.uuid, ""):
-                self._told[gpu.uuid] = told
-                message = (
-                    f"GPU {gpu.index} ({gpu.uuid}): {told}" if told else f"GPU {gpu.index} ({gpu.uuid}) is well again"
-                )
-                kind = {"type_": WARNING} if told else {}
-                self._events.record(self._reference(node), CARD_EVENT if told else "GPUHealthy", message, **kind)
+            self._report_health(node, gpu)
         return True
 
+    def _report_health(self, node: Node, gpu: Gpu) -> None:
+        """Record an event if the card became unhealthy, recovered, or is unhealthy for another reason than before."""
+        fault = "" if gpu.healthy else gpu.reason
+        if fault == self._reported_faults.get(gpu.uuid, ""):
+            return
+        self._reported_faults[gpu.uuid] = fault
+        card = f"GPU {gpu.index} ({gpu.uuid})"
+        if fault:
+            self._events.record(self._reference(node), UNHEALTHY, f"{card}: {fault}", type_=WARNING)
+        else:
+            self._events.record(self._reference(node), RECOVERED, f"{card} has recovered")
+
     def _write_placements(self) -> bool:
-        """Have pods say where they are that the node placed itself, until they do; false if one has to wait."""
-        deviating = self._deviating()
-        self._given_up &= {hold.uid for hold in deviating}
-        # One that fails does not hold up the others.
-        done = [self._tried(partial(self._write_placement, hold)) for hold in deviating]
+        """Write the placement annotation of pods that this node placed; returns False if one has to be retried."""
+        allocations = self._unwritten_placements()
+        self._gone &= {allocation.uid for allocation in allocations}
+        # A list, not a generator: a pod whose patch fails must not delay the others.
+        done = [self._attempt(partial(self._write_placement, allocation)) for allocation in allocations]
         return all(done)
 
-    def _write_placement(self, hold: PodAllocation) -> bool:
-        if hold.uid in self._given_up:
+    def _write_placement(self, allocation: PodAllocation) -> bool:
+        if allocation.uid in self._gone:
             return True
-        changes = {"metadata": {"uid": hold.uid, "annotations": {self._names.placement: encode_placement(hold.placed)}}}
+        # With the uid the patch fails, instead of reaching a new pod of the same name.
+        annotations = {self._names.placement: encode_placement(allocation.placed)}
+        changes = {"metadata": {"uid": allocation.uid, "annotations": annotations}}
         try:
-            self._cluster.patch(PODS, hold.name, hold.namespace, changes)
-        except (NotFound, Rejected, Conflict) as gone:
-            # Another pod of this name, or none: the node's own book is what counts.
-            if not (isinstance(gone, NotFound) or "uid" in str(gone).lower()):
+            self._cluster.patch(PODS, allocation.name, allocation.namespace, changes)
+        except (NotFound, Rejected, Conflict) as error:
+            # Other rejections, such as by an admission policy, are retried.
+            if not (isinstance(error, NotFound) or "uid" in str(error).lower()):
                 raise
-            self._given_up.add(hold.uid)
+            self._gone.add(allocation.uid)
         return True
 
     def _reference(self, node: Node) -> ObjectReference:
         return ObjectReference("v1", "Node", "", self._node, node.metadata.uid)
 
 
-def differences(node: Node, wanted: dict[str, dict[str, str | None]]) -> dict[str, Any]:
-    """Give what has to be written of what is wanted."""
-    found: dict[str, Any] = {}
+def metadata_changes(node: Node, wanted: dict[str, dict[str, str | None]]) -> dict[str, Any]:
+    """Return those labels and annotations that differ on the node, as a merge patch; None removes a key."""
+    changes: dict[str, Any] = {}
     for part, values in wanted.items():
-        there: dict[str, str] = getattr(node.metadata, part)
-        if changes := {key: value for key, value in values.items() if there.get(key) != value}:
-            found[part] = changes
-    return found
+        current: dict[str, str] = getattr(node.metadata, part)
+        if different := {key: value for key, value in values.items() if current.get(key) != value}:
+            changes[part] = different
+    return changes
 
 
-def rivals_in(node: Node, names: Names) -> list[str]:
-    """List the resources by which others offer NVIDIA cards on a node."""
+def conflicting_resources(node: Node, names: Names) -> list[str]:
+    """Return the resources under which other device plugins offer NVIDIA cards on a node."""
     return sorted(
         key
         for key, amount in node.status.capacity.items()
+        # The kubelet keeps the resource of a plugin that is gone, with capacity 0.
         if amount != "0"
-        and (key in RIVALS or key.startswith(RIVAL_PREFIX) or (key.endswith(VCUDA_CORE) and key != names.core))
+        and (
+            key in OTHER_GPU_RESOURCES
+            or key.startswith(MIG_RESOURCE_PREFIX)
+            or (key.endswith(VCUDA_CORE_SUFFIX) and key != names.core)
+        )
     )

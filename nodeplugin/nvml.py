@@ -1,7 +1,7 @@
-"""The driver, asked through NVML: which cards there are, how they are, and what runs on them.
+"""The NVIDIA driver, through NVML: which cards there are, whether they work, and what runs on them.
 
-A call that the driver does not know or does not allow leaves out what it would have told; only a card that cannot even
-say its name is left out as a whole.
+Not every driver and card supports every call, so a value whose call fails is left at its default. Only a card that does
+not even report uuid and name is left out.
 """
 
 import ctypes
@@ -18,24 +18,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nodeplugin.cards import Card
+from vcuda.memory_units import MIB
 
 LIBRARY = "libnvidia-ml.so.1"
-MIB = 2**20
-LEVELS = {0: "board", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
-SWITCH = 2
-MAX_LINKS = 36
-SAMPLES_US = 1_000_000
-DEGREES_SENSOR = 0
+# nvmlGpuTopologyLevel_t, with the names of `nvidia-smi topo`.
+PATHS = {0: "board", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
+# NVML_NVLINK_DEVICE_TYPE_SWITCH
+NVLINK_SWITCH = 2
+# NVML_NVLINK_MAX_LINKS of the newest driver. A card with fewer links fails with "not supported" at the first beyond.
+MAX_NVLINKS = 36
+# Processes are sampled several times a second; utilization is the maximum within this window.
+UTILIZATION_WINDOW_US = 1_000_000
+# NVML_TEMPERATURE_GPU
+GPU_SENSOR = 0
 
 T = TypeVar("T")
 
 
 class DriverError(Exception):
-    """The driver cannot be asked; the message says why and what helps."""
+    """The driver cannot be used; the message says why, and the remedy."""
 
 
 class GpuProcess(Struct, frozen=True):
-    """A process on a card: the memory it has, and its part of the card's time in percent."""
+    """A process on a card; `utilization` is in percent of the card."""
 
     pid: int
     memory_mib: int
@@ -43,7 +48,7 @@ class GpuProcess(Struct, frozen=True):
 
 
 class MeasuredUsage(Struct, frozen=True):
-    """What a card does now; what the driver does not say is None."""
+    """What is used of a card now; None where the driver does not report it."""
 
     utilization: int | None = None
     used_mib: int | None = None
@@ -53,249 +58,251 @@ class MeasuredUsage(Struct, frozen=True):
 
 
 class XidEvent(Struct, frozen=True):
-    """An error that the driver reports; of a card that it cannot name, the uuid is empty."""
+    """An XID error of a card; `uuid` is empty if the driver cannot attribute it."""
 
     uuid: str
     xid: int
 
 
-def own_bindings() -> Any:  # noqa: ANN401 - a module
-    """Give bindings for a library of their own: one module knows one driver, and a simulation has several."""
+def load_bindings() -> Any:  # noqa: ANN401 - a module
+    """Load another copy of pynvml: the module keeps one library in a global, and a simulation has several drivers."""
     spec = importlib.util.find_spec("pynvml")
     if spec is None or spec.loader is None:
         raise DriverError("nvidia-ml-py is not installed")
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    bindings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bindings)
+    return bindings
 
 
 class Driver:
-    """NVML, loaded once. Its calls may be made from any thread, and may take long where the hardware is broken."""
+    """A loaded NVML library. Any thread may call it; calls can block for as long as hardware is broken."""
 
     def __init__(self, library: Path | None = None, bindings: Any = pynvml) -> None:  # noqa: ANN401 - a module
         self.library, self._nvml = library, bindings
         self._handles: dict[str, Any] = {}
-        self._addresses: dict[int, str] = {}
+        # By the address of a handle: a card that is lost no longer reports the uuid of its handle.
+        self._uuids: dict[int, str] = {}
         self._events: Any = None
         self._log = structlog.get_logger()
 
     def open(self) -> "Driver":
-        """Begin; a DriverError if there is no driver, or it does not answer."""
+        """Load and initialize NVML; raises DriverError if there is no driver or it does not respond."""
         if self._nvml.nvmlLib is None and self.library is not None:
+            # Set before nvmlInit, which would otherwise search this process's own library path.
             try:
                 self._nvml.nvmlLib = ctypes.CDLL(str(self.library))
-            except OSError as wrong:
-                raise DriverError(f"{self.library} cannot be loaded: {wrong}") from None
+            except OSError as error:
+                raise DriverError(f"cannot load {self.library}: {error}") from None
         try:
             self._nvml.nvmlInit()
-        except self._nvml.NVMLError as wrong:
+        except self._nvml.NVMLError as error:
             raise DriverError(
-                f"the NVIDIA driver does not answer: {wrong}; is it installed and loaded (nvidia-smi), and is "
-                f"{LIBRARY} in nodePlugin.driverRoot?"
+                f"the NVIDIA driver does not respond: {error}; check that it is installed and loaded (nvidia-smi), and "
+                f"that nodePlugin.driverRoot contains {LIBRARY}"
             ) from None
         return self
 
     def close(self) -> None:
-        """End."""
-        self._forget_events()
+        self._unsubscribe()
         with suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
     def version(self) -> str:
-        """Say which driver it is."""
-        return str(self._answered(self._nvml.nvmlSystemGetDriverVersion, "") or "")
+        """Return the driver's version, such as 550.54.15; empty if it does not report one."""
+        return str(self._call(self._nvml.nvmlSystemGetDriverVersion, "") or "")
 
     def cards(self) -> tuple[Card, ...]:
-        """Find all cards; those in MIG mode as their parts."""
+        """List all cards. A card in MIG mode is listed as its MIG devices; without any, it is not listed."""
         try:
             count = self._nvml.nvmlDeviceGetCount()
-        except self._nvml.NVMLError as wrong:
-            raise DriverError(f"the NVIDIA driver does not say how many cards there are: {wrong}") from None
-        whole: list[tuple[Card, Any]] = []
+        except self._nvml.NVMLError as error:
+            # Not an empty list: that would make every card missing.
+            raise DriverError(f"the NVIDIA driver does not report the number of cards: {error}") from None
+        physical: list[tuple[Card, Any]] = []
         for index in range(count):
             try:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                whole.append((self._card_at(handle, index), handle))
-            except self._nvml.NVMLError as wrong:
-                self._log.warning("card_unreadable", index=index, cause=str(wrong))
-        linked = [(replace(card, links=self._links_of(card, handle, whole)), handle) for card, handle in whole]
-        found: list[tuple[Card, Any]] = []
+                physical.append((self._read_card(handle, index), handle))
+            except self._nvml.NVMLError as error:
+                self._log.warning("card_unreadable", index=index, error=str(error))
+        linked = [(replace(card, links=self._read_links(card, handle, physical)), handle) for card, handle in physical]
+        listed: list[tuple[Card, Any]] = []
         for card, handle in linked:
-            found += self._parts_of(card, handle) if self._in_mig_mode(handle) else [(card, handle)]
-        self._handles = {card.uuid: handle for card, handle in (*linked, *found)}
-        self._addresses = {address(handle): card.uuid for card, handle in linked}
-        return tuple(card for card, _ in found)
+            listed += self._read_mig_devices(card, handle) if self._is_in_mig_mode(handle) else [(card, handle)]
+        # Physical cards in MIG mode included: XIDs are reported for them.
+        self._handles = {card.uuid: handle for card, handle in (*linked, *listed)}
+        self._uuids = {handle_address(handle): card.uuid for card, handle in linked}
+        return tuple(card for card, _ in listed)
 
-    def fault_of(self, card: Card) -> str:
-        """Look whether a card still answers as the one it was; what is wrong, or nothing."""
-        for asked in filter(None, (card.parent, card.uuid)):
+    def check_card(self, card: Card) -> str:
+        """Return why a card does not respond; empty if it does. A MIG device is checked together with its card."""
+        for uuid in filter(None, (card.parent, card.uuid)):
             try:
-                handle = self._nvml.nvmlDeviceGetHandleByUUID(asked)
-                if self._nvml.nvmlDeviceGetUUID(handle) != asked:
-                    return "another card answers in its place"
-            except self._nvml.NVMLError as wrong:
-                return f"the driver says: {wrong}"
-            self._handles[asked] = handle
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+                if self._nvml.nvmlDeviceGetUUID(handle) != uuid:
+                    return "the driver returned another card for this uuid"
+            except self._nvml.NVMLError as error:
+                return f"driver error: {error}"
+            # A card that was reset has a new handle.
+            self._handles[uuid] = handle
         return ""
 
     def usage(self, card: Card) -> MeasuredUsage:
-        """Measure a card."""
+        """Measure a card; one that was never listed, or is lost, has no values."""
         handle = self._handles.get(card.uuid)
         if handle is None:
             return MeasuredUsage()
-        memory = self._answered(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
-        rates = self._answered(lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle), None)
-        power_mw = self._answered(lambda: self._nvml.nvmlDeviceGetPowerUsage(handle), None)
+        memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
+        rates = self._call(lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle), None)
+        power_mw = self._call(lambda: self._nvml.nvmlDeviceGetPowerUsage(handle), None)
         return MeasuredUsage(
             utilization=None if rates is None else int(rates.gpu),
             used_mib=None if memory is None else int(memory.used) // MIB,
-            temperature_c=self._answered(
-                lambda: int(self._nvml.nvmlDeviceGetTemperature(handle, DEGREES_SENSOR)), None
-            ),
+            temperature_c=self._call(lambda: int(self._nvml.nvmlDeviceGetTemperature(handle, GPU_SENSOR)), None),
             power_w=None if power_mw is None else power_mw / 1000,
-            processes=self._processes_on(handle),
+            processes=self._read_processes(handle),
         )
 
-    def listen(self, cards: Sequence[Card]) -> None:
-        """Ask to be told of errors on these cards."""
-        self._forget_events()
+    def subscribe(self, cards: Sequence[Card]) -> None:
+        """Subscribe to the XID errors of these cards, instead of any earlier subscription."""
+        self._unsubscribe()
         self._events = self._nvml.nvmlEventSetCreate()
         for uuid in sorted({card.parent or card.uuid for card in cards}):
             handle = self._handles.get(uuid)
             wanted = self._nvml.nvmlEventTypeXidCriticalError
-            supported = self._answered(lambda: self._nvml.nvmlDeviceGetSupportedEventTypes(handle), 0)  # noqa: B023 - asked now
+            supported = self._call(lambda: self._nvml.nvmlDeviceGetSupportedEventTypes(handle), 0)  # noqa: B023 - called now
             if handle is not None and supported & wanted:
+                # Cards that do not support events are still covered by polling.
                 with suppress(self._nvml.NVMLError):
                     self._nvml.nvmlDeviceRegisterEvents(handle, wanted, self._events)
 
-    def wait(self, timeout_s: float) -> XidEvent | None:
-        """Wait for the next error; None if there was none in this time."""
+    def wait_for_xid(self, timeout_s: float) -> XidEvent | None:
+        """Wait for the next XID error; None after the timeout, or without a subscription."""
         if self._events is None:
             time.sleep(timeout_s)
             return None
         try:
             event = self._nvml.nvmlEventSetWait(self._events, int(timeout_s * 1000))
-        except self._nvml.NVMLError as wrong:
-            if wrong.value == self._nvml.NVML_ERROR_TIMEOUT:
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_TIMEOUT:
                 return None
-            raise DriverError(f"the driver does not report errors any more: {wrong}") from None
-        # A card that is lost cannot say its name any more.
-        known = self._addresses.get(address(event.device), "")
-        return XidEvent(
-            known or str(self._answered(lambda: self._nvml.nvmlDeviceGetUUID(event.device), "")), int(event.eventData)
-        )
+            raise DriverError(f"the NVIDIA driver no longer reports XID errors: {error}") from None
+        known = self._uuids.get(handle_address(event.device), "")
+        uuid = known or str(self._call(lambda: self._nvml.nvmlDeviceGetUUID(event.device), ""))
+        return XidEvent(uuid, int(event.eventData))
 
-    def _forget_events(self) -> None:
+    def _unsubscribe(self) -> None:
         if self._events is not None:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
             self._events = None
 
-    def _answered(self, ask: Callable[[], T], otherwise: T) -> T:
-        """Ask something that not every driver or card answers."""
+    def _call(self, function: Callable[[], T], default: T) -> T:
+        """Make a call that not every driver or card supports; returns the default if it fails."""
         try:
-            return ask()
+            return function()
         except self._nvml.NVMLError:
-            return otherwise
+            return default
 
-    def _card_at(self, handle: Any, index: int) -> Card:  # noqa: ANN401 - an opaque handle of NVML's
-        """Read one card."""
-        memory = self._answered(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
-        capability = self._answered(lambda: self._nvml.nvmlDeviceGetCudaComputeCapability(handle), ())
-        pci = self._answered(lambda: self._nvml.nvmlDeviceGetPciInfo(handle), None)
+    def _read_card(self, handle: Any, index: int) -> Card:  # noqa: ANN401 - an opaque handle of NVML's
+        memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
+        capability = self._call(lambda: self._nvml.nvmlDeviceGetCudaComputeCapability(handle), ())
+        pci = self._call(lambda: self._nvml.nvmlDeviceGetPciInfo(handle), None)
         bus_id = str(pci.busId) if pci is not None else ""
         return Card(
             uuid=str(self._nvml.nvmlDeviceGetUUID(handle)),
             index=index,
-            minor=self._answered(lambda: int(self._nvml.nvmlDeviceGetMinorNumber(handle)), index),
+            minor=self._call(lambda: int(self._nvml.nvmlDeviceGetMinorNumber(handle)), index),
             product=str(self._nvml.nvmlDeviceGetName(handle)),
             memory_mib=0 if memory is None else int(memory.total) // MIB,
             capability=".".join(map(str, capability)),
-            numa=self._numa_of(handle, bus_id),
+            numa=self._read_numa_node(handle, bus_id),
             bus_id=bus_id,
         )
 
-    def _numa_of(self, handle: Any, bus_id: str) -> int | None:  # noqa: ANN401
-        """Find the NUMA node that a card is near to: the kernel knows it for all, the driver for some."""
+    def _read_numa_node(self, handle: Any, bus_id: str) -> int | None:  # noqa: ANN401
+        # The kernel knows it for every PCI device, NVML only with newer drivers. sysfs writes PCI domains with four
+        # digits, NVML with eight. A node of -1 means that the machine has no NUMA information.
         domain, _, rest = bus_id.lower().partition(":")
         file = Path("/sys/bus/pci/devices") / f"{domain[-4:]}:{rest}" / "numa_node"
         with suppress(OSError, ValueError):
             node = int(file.read_text())
             return node if node >= 0 else None
-        node = self._answered(lambda: int(self._nvml.nvmlDeviceGetNumaNodeId(handle)), -1)
+        node = self._call(lambda: int(self._nvml.nvmlDeviceGetNumaNodeId(handle)), -1)
         return node if node >= 0 else None
 
-    def _in_mig_mode(self, handle: Any) -> bool:  # noqa: ANN401
-        """Tell whether a card is divided by its own hardware."""
-        return bool(self._answered(lambda: self._nvml.nvmlDeviceGetMigMode(handle)[0], 0))
+    def _is_in_mig_mode(self, handle: Any) -> bool:  # noqa: ANN401
+        return bool(self._call(lambda: self._nvml.nvmlDeviceGetMigMode(handle)[0], 0))
 
-    def _parts_of(self, card: Card, handle: Any) -> list[tuple[Card, Any]]:  # noqa: ANN401
-        """Read the MIG devices of a card."""
-        found = []
-        for number in range(self._answered(lambda: int(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
-            part = self._answered(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)  # noqa: B023
+    def _read_mig_devices(self, card: Card, handle: Any) -> list[tuple[Card, Any]]:  # noqa: ANN401
+        devices = []
+        for number in range(self._call(lambda: int(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
+            part = self._call(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)  # noqa: B023
             if part is None:
                 continue
-            memory = self._answered(lambda: self._nvml.nvmlDeviceGetMemoryInfo(part), None)  # noqa: B023
-            made = replace(
+            memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(part), None)  # noqa: B023
+            device = replace(
                 card,
                 uuid=str(self._nvml.nvmlDeviceGetUUID(part)),
                 product=str(self._nvml.nvmlDeviceGetName(part)),
                 memory_mib=0 if memory is None else int(memory.total) // MIB,
-                links={},
+                links={},  # MIG devices cannot use NVLink or peer-to-peer access
                 parent=card.uuid,
-                gpu_instance=self._answered(lambda: int(self._nvml.nvmlDeviceGetGpuInstanceId(part)), -1),  # noqa: B023
-                compute_instance=self._answered(lambda: int(self._nvml.nvmlDeviceGetComputeInstanceId(part)), -1),  # noqa: B023
+                gpu_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetGpuInstanceId(part)), -1),  # noqa: B023
+                compute_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetComputeInstanceId(part)), -1),  # noqa: B023
             )
-            found.append((made, part))
-        return found
+            devices.append((device, part))
+        return devices
 
-    def _links_of(self, card: Card, handle: Any, others: Sequence[tuple[Card, Any]]) -> dict[str, str]:  # noqa: ANN401
-        """Say how well a card reaches each other one: by NVLink, or over PCIe and the processors."""
-        to_switch, to_card = self._nvlinks_of(handle)
+    def _read_links(self, card: Card, handle: Any, cards: Sequence[tuple[Card, Any]]) -> dict[str, str]:  # noqa: ANN401
+        """Return how a card reaches each other one, by uuid: over NVLink with the number of links, or over PCIe."""
+        to_switch, to_card = self._count_nvlinks(handle)
         links: dict[str, str] = {}
-        for other, its_handle in others:
+        for other, other_handle in cards:
             if other.uuid == card.uuid:
                 continue
             count = to_card.get(other.bus_id, 0)
             if to_switch:
-                count += min(to_switch, self._nvlinks_of(its_handle)[0])
-            level = self._answered(lambda: self._nvml.nvmlDeviceGetTopologyCommonAncestor(handle, its_handle), None)  # noqa: B023
+                # Any card reaches any other through an NVSwitch, as fast as the one with fewer links.
+                count += min(to_switch, self._count_nvlinks(other_handle)[0])
+            path = self._call(lambda: self._nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other_handle), None)  # noqa: B023
             if count:
                 links[other.uuid] = f"nvlink{count}"
-            elif level in LEVELS:
-                links[other.uuid] = LEVELS[level]
+            elif path in PATHS:
+                links[other.uuid] = PATHS[path]
         return links
 
-    def _nvlinks_of(self, handle: Any) -> tuple[int, dict[str, int]]:  # noqa: ANN401
-        """Count a card's NVLinks that are up: those to a switch, and those to each other card by its bus id."""
+    def _count_nvlinks(self, handle: Any) -> tuple[int, dict[str, int]]:  # noqa: ANN401
+        """Count the active NVLinks of a card: those to switches, and those to other cards by their bus id."""
         to_switch, to_card = 0, dict[str, int]()
-        for link in range(MAX_LINKS):
+        for link in range(MAX_NVLINKS):
             try:
                 if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
                     continue
             except self._nvml.NVMLError:
                 break
-            if self._answered(lambda: self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link), 0) == SWITCH:  # noqa: B023
+            if self._call(lambda: self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link), 0) == NVLINK_SWITCH:  # noqa: B023
                 to_switch += 1
-            elif remote := self._answered(lambda: self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link), None):  # noqa: B023
+            elif remote := self._call(lambda: self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link), None):  # noqa: B023
                 to_card[str(remote.busId)] = to_card.get(str(remote.busId), 0) + 1
         return to_switch, to_card
 
-    def _processes_on(self, handle: Any) -> tuple[GpuProcess, ...]:  # noqa: ANN401
-        """List the processes on a card, with what each uses."""
+    def _read_processes(self, handle: Any) -> tuple[GpuProcess, ...]:  # noqa: ANN401
         memory: dict[int, int] = {}
         none: list[Any] = []
-        for ask in (self._nvml.nvmlDeviceGetComputeRunningProcesses, self._nvml.nvmlDeviceGetGraphicsRunningProcesses):
-            for process in self._answered(lambda: ask(handle), none):  # noqa: B023
+        for list_processes in (
+            self._nvml.nvmlDeviceGetComputeRunningProcesses,
+            self._nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        ):
+            for process in self._call(lambda: list_processes(handle), none):  # noqa: B023
                 memory[int(process.pid)] = int(process.usedGpuMemory or 0) // MIB
-        since_us = int(time.time() * 1_000_000) - SAMPLES_US
-        busy: dict[int, int] = {}
-        for sample in self._answered(lambda: self._nvml.nvmlDeviceGetProcessUtilization(handle, since_us), none):
-            busy[int(sample.pid)] = max(int(sample.smUtil), busy.get(int(sample.pid), 0))
-        return tuple(GpuProcess(pid, mib, busy.get(pid, 0)) for pid, mib in sorted(memory.items()))
+        since_us = int(time.time() * 1_000_000) - UTILIZATION_WINDOW_US
+        utilization: dict[int, int] = {}
+        for sample in self._call(lambda: self._nvml.nvmlDeviceGetProcessUtilization(handle, since_us), none):
+            utilization[int(sample.pid)] = max(int(sample.smUtil), utilization.get(int(sample.pid), 0))
+        return tuple(GpuProcess(pid, mib, utilization.get(pid, 0)) for pid, mib in sorted(memory.items()))
 
 
-def address(handle: Any) -> int:  # noqa: ANN401 - an opaque pointer
-    """Tell handles apart."""
+def handle_address(handle: Any) -> int:  # noqa: ANN401 - an opaque pointer
+    """Return the pointer itself: NVML's handles have no other identity."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

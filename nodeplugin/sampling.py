@@ -1,6 +1,7 @@
-"""What containers really use of their cards, measured when somebody looks.
+"""Measures on demand what containers use of their cards.
 
-The driver may hang; so it is asked on a thread of its own, and whoever looks then sees what was measured last.
+A driver call can block for as long as hardware is broken. Measurements therefore run on a thread of their own, and a
+reader who has waited long enough gets the previous sample.
 """
 
 import threading
@@ -12,122 +13,126 @@ import structlog
 from msgspec import Struct
 
 from nodeplugin.cards import Card, CardCondition, NodeCards
-from nodeplugin.cgroups import place_of
+from nodeplugin.cgroups import process_owner
 from nodeplugin.checkpoint import PodAllocation
 from nodeplugin.nvml import Driver, GpuProcess, MeasuredUsage
 from nodeplugin.pods import BoundPod, PodsByUid
 from vcuda.placement_annotation import GpuSlice
 from vcuda.request import Role
 
-FRESH_S = 1.0
+# A sample this young is returned again: a scrape and a page load at the same time need one measurement.
+MAX_AGE_S = 1.0
+# Well below the 10 s after which Prometheus gives up a scrape by default.
 WAIT_S = 3.0
 
 
 class CardSample(Struct, frozen=True):
-    """A card, how it is, what it does, and what pods hold of it."""
+    """A card: its condition, what is used of it, and what is allocated to pods."""
 
     card: Card
     condition: CardCondition
     usage: MeasuredUsage
-    cores_held: int
-    held_mib: int
+    allocated_cores: int
+    allocated_mib: int
 
 
 class ContainerSample(Struct, frozen=True):
-    """A container on one of its cards: what it was given, and the processes it has there."""
+    """A container on one of its cards: the allocated slice, and its processes on that card."""
 
     pod: BoundPod
     container: str
     card: Card
-    given: GpuSlice
+    allocated: GpuSlice
     processes: tuple[GpuProcess, ...]
 
     @property
     def used_mib(self) -> int:
-        """The memory it has."""
         return sum(each.memory_mib for each in self.processes)
 
     @property
     def utilization(self) -> int:
-        """Its part of the card's time, in percent."""
+        """In percent of the card."""
+        # The driver samples each process separately, so the sum may exceed 100.
         return min(100, sum(each.utilization for each in self.processes))
 
 
 class Sample(Struct, frozen=True):
-    """All of it at one moment."""
+    """All measurements of one moment; `at` is on the monotonic clock."""
 
     at: float = 0.0
     cards: tuple[CardSample, ...] = ()
     containers: tuple[ContainerSample, ...] = ()
-    # Processes on cards that belong to no container with a part of that card.
-    strangers: tuple[tuple[Card, GpuProcess], ...] = ()
+    # Processes on a card that belong to no container to which that card is allocated.
+    foreign_processes: tuple[tuple[Card, GpuProcess], ...] = ()
 
 
 class Sampler:
-    """Measures on demand."""
+    """Takes samples on demand, one at a time. Thread-safe."""
 
     def __init__(
         self,
         driver: Driver,
         node_cards: NodeCards,
-        known: Callable[[], PodsByUid],
-        holds: Callable[[], Mapping[str, PodAllocation]],
+        pods: Callable[[], PodsByUid],
+        allocations: Callable[[], Mapping[str, PodAllocation]],
         proc: Path = Path("/proc"),
     ) -> None:
-        self._driver, self._node_cards, self._known, self._holds, self._proc = driver, node_cards, known, holds, proc
-        # Guards the last sample, and wakes those who wait for the next.
-        self._done = threading.Condition()
+        self._driver, self._node_cards, self._proc = driver, node_cards, proc
+        self._pods, self._allocations = pods, allocations
+        # Guards the two fields below; notified when a measurement has ended.
+        self._measured = threading.Condition()
         self._last = Sample()
+        # At most one thread measures: if the driver blocks it, further readers must not pile up more of them.
         self._is_measuring = False
         self._log = structlog.get_logger()
 
     def sample(self) -> Sample:
-        """Give a sample of this moment, or the last one if the driver takes too long."""
-        with self._done:
-            if self._last.cards and time.monotonic() - self._last.at < FRESH_S:
+        """Return a sample at most MAX_AGE_S old, or the previous one if the driver does not answer within WAIT_S."""
+        with self._measured:
+            if self._last.cards and time.monotonic() - self._last.at < MAX_AGE_S:
                 return self._last
             if not self._is_measuring:
                 self._is_measuring = True
                 threading.Thread(target=self._measure, name="sampler", daemon=True).start()
             before = self._last
-            self._done.wait_for(lambda: self._last is not before, WAIT_S)
+            self._measured.wait_for(lambda: self._last is not before, WAIT_S)
             return self._last
 
     def _measure(self) -> None:
         try:
             usages = [(card, self._driver.usage(card)) for card in self._node_cards.cards()]
-            made = put_together(usages, self._node_cards, self._known(), self._holds(), self._proc)
+            sample = build_sample(usages, self._node_cards, self._pods(), self._allocations(), self._proc)
         except Exception:  # the outermost frame of the thread
-            self._log.exception("not_measured")
-            made = None
-        with self._done:
+            self._log.exception("measurement_failed")
+            sample = None
+        with self._measured:
             self._is_measuring = False
-            if made is not None:
-                self._last = made
-            self._done.notify_all()
+            if sample is not None:
+                self._last = sample
+            self._measured.notify_all()
 
 
-def put_together(
+def build_sample(
     usages: list[tuple[Card, MeasuredUsage]],
     node_cards: NodeCards,
-    known: PodsByUid,
-    holds: Mapping[str, PodAllocation],
+    pods: PodsByUid,
+    allocations: Mapping[str, PodAllocation],
     proc: Path,
 ) -> Sample:
-    """Find the container of every process, and what each was given."""
+    """Attribute every process to its container, and add what is allocated."""
     cards: list[CardSample] = []
     containers: list[ContainerSample] = []
-    strangers: list[tuple[Card, GpuProcess]] = []
+    foreign: list[tuple[Card, GpuProcess]] = []
     for card, usage in usages:
         by_container: dict[tuple[str, str], list[GpuProcess]] = {}
         for process in usage.processes:
-            place = place_of(process.pid, known, proc)
-            name = known[place.uid].container_ids.get(place.container_id) if place and place.uid in known else None
-            if place is None or name is None or card.uuid not in cards_of(holds, place.uid, name):
-                strangers.append((card, process))
+            owner = process_owner(process.pid, pods, proc)
+            name = pods[owner.uid].container_ids.get(owner.container_id) if owner and owner.uid in pods else None
+            if owner is None or name is None or card.uuid not in allocated_uuids(allocations, owner.uid, name):
+                foreign.append((card, process))
             else:
-                by_container.setdefault((place.uid, name), []).append(process)
-        held = [hold.held[card.uuid] for hold in holds.values() if card.uuid in hold.held]
+                by_container.setdefault((owner.uid, name), []).append(process)
+        held = [each.held[card.uuid] for each in allocations.values() if card.uuid in each.held]
         cards.append(
             CardSample(
                 card,
@@ -137,23 +142,24 @@ def put_together(
                 sum(mib for _, mib in held),
             )
         )
-        for uid, hold in holds.items():
-            for name, slices in hold.placed.items():
-                for given in slices:
-                    if given.uuid == card.uuid and uid in known and not has_passed(known[uid], name):
+        for uid, allocation in allocations.items():
+            for name, slices in allocation.placed.items():
+                for each in slices:
+                    if each.uuid == card.uuid and uid in pods and not is_finished_init_container(pods[uid], name):
                         processes = tuple(by_container.get((uid, name), ()))
-                        containers.append(ContainerSample(known[uid], name, card, given, processes))
-    return Sample(time.monotonic(), tuple(cards), tuple(containers), tuple(strangers))
+                        containers.append(ContainerSample(pods[uid], name, card, each, processes))
+    return Sample(time.monotonic(), tuple(cards), tuple(containers), tuple(foreign))
 
 
-def has_passed(pod: BoundPod, container: str) -> bool:
-    """Tell whether a container is an init container whose turn is over: what it had is others' now."""
+def is_finished_init_container(pod: BoundPod, container: str) -> bool:
+    """Return whether an init container has completed, and its slice is used by the pod's app containers."""
     apps = {each.name for each in pod.request.containers if each.role is Role.APP}
     is_init = any(each.name == container and each.role is Role.INIT for each in pod.request.containers)
+    # Kubernetes starts app containers only after all init containers have completed.
     return is_init and bool(apps & set(pod.container_ids.values()))
 
 
-def cards_of(holds: Mapping[str, PodAllocation], uid: str, container: str) -> list[str]:
-    """Name the cards of a container."""
-    hold = holds.get(uid)
-    return hold.cards_of(container) if hold else []
+def allocated_uuids(allocations: Mapping[str, PodAllocation], uid: str, container: str) -> list[str]:
+    """Return the uuids of the cards allocated to a container."""
+    allocation = allocations.get(uid)
+    return allocation.cards_of(container) if allocation else []

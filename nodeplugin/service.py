@@ -1,4 +1,8 @@
-"""All that the plugin of one node is made of, put together from the configuration."""
+"""The node plugin as a whole: builds its parts from the configuration, connects them, starts and stops them.
+
+Two loops are here because they touch several parts: discovery of cards, which runs on the health watcher's thread, and
+the reconciler, which releases the allocations of pods that are gone.
+"""
 
 import socket
 import threading
@@ -42,20 +46,25 @@ from vcuda.decision import Unavailable
 from vcuda.names import names_for
 from vcuda.scheme import build_scheme
 
-# How often cards are looked for anew, and gone pods let go of in case a change was missed.
+# How often cards are listed again: more often while the driver is unavailable or a card is missing.
 REDISCOVER_S = 30.0
 REDISCOVER_SOON_S = 5.0
-COLLECT_S = 60.0
-SOON_S, KEEP_S, TOGETHER_S = 0.5, 5.0, 0.1
-DETECT_S = 1.0
+# Allocations are also compared with the pods without any event, in case one was missed.
+RESYNC_S = 60.0
+# How often the reconciler wakes up. While it has work left it retries earlier, with exponential backoff from RETRY_S.
+RECONCILE_S, RETRY_S = 5.0, 0.5
+# How long it waits for further pod changes, so that a deleted Deployment costs one checkpoint and not one per pod.
+COALESCE_S = 0.1
+# Registration waits for this call, and an API server that is down must not delay it.
+DETECT_TIMEOUT_S = 1.0
 
 
-class CannotServe(Exception):  # noqa: N818 - the configuration's fault, or the node's
-    """The plugin cannot do its work on this node as it is configured; the message says why."""
+class CannotServe(Exception):  # noqa: N818 - a problem of the configuration or the node, not of this process
+    """The plugin cannot serve this node with this configuration; the message says why."""
 
 
 class Service:
-    """The parts of a running plugin, and how it is with them."""
+    """The node plugin of one node. Raises OSError if its folder cannot be created or its port is in use."""
 
     def __init__(self, configuration: Configuration, cluster: Cluster, driver: Driver | None = None) -> None:
         settings = configuration.node_plugin
@@ -68,10 +77,11 @@ class Service:
         )
         self.host_driver = HostDriver(Path(settings.host_root), settings.driver_root)
         self.driver = driver or Driver()
-        self.driver.library = self.host_driver.library()
+        self.driver.library = self.host_driver.find_library()
         boot = boot_id()
-        self._remembered = remembered(self._folder)
-        self.node_cards = NodeCards(remembered_cards(self._remembered, boot))
+        # Read before the driver is asked: a card that is in the checkpoint and not listed is missing, not unknown.
+        self._previous = previous_checkpoint(self._folder)
+        self.node_cards = NodeCards(previous_cards(self._previous, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = NodePods(cluster, self.node, scheme, self._folder / "pods.json")
         self._way: InjectionMode | None = None if settings.injection == "auto" else settings.injection
@@ -107,16 +117,16 @@ class Service:
             self.node,
             scheme.names,
             self.node_cards,
-            on_change=self._changed,
-            deviating=lambda: deviating(self.book.holds(), self.pods.known()),
-            driver=lambda: self._driver_version,
+            on_change=self._on_change,
+            unwritten_placements=lambda: unwritten_placements(self.book.holds(), self.pods.known()),
+            driver_version=lambda: self._driver_version,
         )
-        self.book.on_change(self._changed)
-        self.watch = HealthWatcher(
-            self.driver, self.node_cards, settings.health, self._changed, rediscover=self._rediscover
+        self.book.on_change(self._on_change)
+        self.health = HealthWatcher(
+            self.driver, self.node_cards, settings.health, self._on_change, rediscover=self._rediscover
         )
         self.sampler = Sampler(self.driver, self.node_cards, self.pods.known, self.book.holds)
-        self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.watch.xids), self._standing)
+        self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.health.xids), self._status)
         names = {resource: resource.name_in(scheme.names) for resource in Resource}
         self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
         self.monitor = MonitorServer(
@@ -129,30 +139,34 @@ class Service:
             ready=self.not_ready,
         )
         self.ending = threading.Event()
-        # Guards nothing but the wish to be told once: changes that come together are looked at together.
+        # Coalesces pod changes.
         self._pods_changed = threading.Event()
-        self._driver_error = "not asked yet"
+        # Empty once the driver is open: readiness shows it, and `_find_cards` opens the driver while it is not empty.
+        self._driver_error = "the NVIDIA driver is not loaded yet"
         self._driver_version = ""
+        # Inode and modification time of the driver library that this process has loaded.
         self._library: tuple[int, int] | None = None
-        self._rediscovered = time.monotonic()
+        self._rediscovered_at = time.monotonic()
         self.failure = ""
         self._log = structlog.get_logger()
-        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._reconciler = threading.Thread(target=self._reconcile_loop, name="reconciler", daemon=True)
 
     def start(self) -> "Service":
-        """Begin: registered first, everything else beside it."""
+        """Start all parts; does not wait for the registration with the kubelet, which may not run yet."""
         began = time.monotonic()
+        # The probes come first: opening the driver may take long.
         self.monitor.start()
         self._find_cards()
         self.publisher.start()
-        self.pods.start(self._pods_have_changed)
+        self.pods.start(self._on_pod_change)
         if self._way is None:
-            self.injector.way = self._detected()
+            self.injector.way = self._detect_injection()
         self.injector.start(self._driver_version)
+        # Before registration: a kubelet may send calls at once, and they must see all existing allocations.
         self.book.recover()
         self.registrar.start()
-        self.watch.start()
-        self._keeper.start()
+        self.health.start()
+        self._reconciler.start()
         self._log.info(
             "nodeplugin_started",
             node=self.node,
@@ -163,20 +177,20 @@ class Service:
         return self
 
     def stop(self) -> None:
-        """End; what containers were given stays theirs."""
+        """Stop all parts. Containers keep their GPUs, and allocations stay in the checkpoint."""
         self.ending.set()
         self._pods_changed.set()
         self.registrar.stop()
         self.publisher.stop()
         self.pods.stop()
-        self._keeper.join(10)
-        self.watch.stop()
+        self._reconciler.join(10)
+        self.health.stop()
         self.monitor.stop()
         self.kubelet.close()
         self.driver.close()
 
     def run(self) -> None:
-        """Serve until told to end; a CannotServe if that has become impossible."""
+        """Serve until `ending` is set; raises CannotServe if the plugin cannot continue."""
         self.start()
         self.ending.wait()
         self.stop()
@@ -184,163 +198,174 @@ class Service:
             raise CannotServe(self.failure)
 
     def _find_cards(self) -> None:
-        """Ask the driver which cards there are; without one the node has none, until it comes."""
+        """List the cards. Without a driver the known cards stay as they are, and the next discovery tries again."""
         try:
             self._check_library()
             if self._driver_error:
                 self.driver.open()
             cards = self.driver.cards()
-        except DriverError as wrong:
-            if str(wrong) != self._driver_error:
-                self._log.error("no_driver", cause=str(wrong))
-            self._driver_error = str(wrong)
+        except DriverError as error:
+            if str(error) != self._driver_error:
+                self._log.error("driver_unavailable", error=str(error))
+            self._driver_error = str(error)
             return
         self._driver_error = ""
         if (version := self.driver.version()) != self._driver_version:
-            if self._keeper.is_alive():
+            # At start the injector is started later, once its mode is known.
+            if self._reconciler.is_alive():
                 self.injector.start(version)
             self._driver_version = version
-        if why := too_many(cards, self._unit_mib):
-            raise CannotServe(why)
+        if problem := too_many(cards, self._unit_mib):
+            raise CannotServe(problem)
         before = self.node_cards.cards()
-        self.node_cards.found(cards)
-        self._forget_divided(cards)
+        self.node_cards.update(cards)
+        self._forget_repartitioned(cards)
         if before != self.node_cards.cards():
-            self._log.info("cards_found", cards=[f"{card.index}: {card.product}" for card in cards])
+            self._log.info("cards_discovered", cards=[f"{card.index}: {card.product}" for card in cards])
 
     def _check_library(self) -> None:
-        """Find the driver's library; one that was replaced can be loaded by another process alone."""
-        self.host_driver.find()
-        library = self.host_driver.library()
-        found = (library.stat().st_ino, library.stat().st_mtime_ns) if library else None
-        if self._library is not None and found not in {None, self._library}:
-            raise CannotServe("the driver was replaced: begin anew with the new one")
-        self._library = found or self._library
+        """Locate the driver's library; raises CannotServe if it was replaced, which takes a new process to load."""
+        self.host_driver.locate()
+        library = self.host_driver.find_library()
+        identity = (library.stat().st_ino, library.stat().st_mtime_ns) if library else None
+        # A library that is gone is not an error yet: an upgrade removes the old one first.
+        if self._library is not None and identity not in {None, self._library}:
+            raise CannotServe("the NVIDIA driver library was replaced: restart the node plugin to load the new one")
+        self._library = identity or self._library
         self.driver.library = library
 
-    def _forget_divided(self, cards: Iterable[Card]) -> None:
-        """Forget cards that were divided into parts, or parts that were put together again, once nobody holds them."""
-        there = {card.uuid for card in cards} | {card.parent for card in cards}
+    def _forget_repartitioned(self, cards: Iterable[Card]) -> None:
+        """Forget cards that were put into MIG mode, and MIG devices that were removed, once no pod holds them.
+
+        Other missing cards are broken and stay listed as unhealthy.
+        """
+        present = {card.uuid for card in cards} | {card.parent for card in cards}
         held = {uuid for hold in self.book.holds().values() for uuid in hold.held}
         missing = self.node_cards.missing() - held
         self.node_cards.forget(
             card.uuid
             for card in self.node_cards.cards()
-            if card.uuid in missing and {card.uuid, card.parent} & there - {""}
+            if card.uuid in missing and {card.uuid, card.parent} & present - {""}
         )
 
-    def _detected(self) -> InjectionMode:
+    def _detect_injection(self) -> InjectionMode:
         try:
-            info = self._cluster.bounded(DETECT_S).get(NODES, self.node).status.node_info
-        except (ApiError, Unavailable) as away:
-            self._log.warning("runtime_unknown", cause=str(away))
-            return self._remembered.way or "native"
+            info = self._cluster.bounded(DETECT_TIMEOUT_S).get(NODES, self.node).status.node_info
+        except (ApiError, Unavailable) as error:
+            self._log.warning("container_runtime_unknown", error=str(error))
+            return self._previous.way or "native"
         return detect_mode(info.container_runtime_version, info.kubelet_version)
 
-    def _keep(self) -> None:
-        """Let go of what gone pods held, and look for cards anew, from time to time."""
-        collected = time.monotonic()
-        swept, dying, waited = False, set[str](), 0
+    def _reconcile_loop(self) -> None:
+        """Release the allocations of pods that are gone, after pod changes and periodically."""
+        resynced = time.monotonic()
+        swept, dying, retries = False, set[str](), 0
         while not self.ending.is_set():
-            # Processes that do not end are looked for less and less often.
-            self._pods_changed.wait(KEEP_S if swept and not dying else min(SOON_S * 2**waited, KEEP_S))
+            # Pods that are gone while their processes still run hold their cards. Looking for them reads all of /proc,
+            # hence the backoff.
+            self._pods_changed.wait(RECONCILE_S if swept and not dying else min(RETRY_S * 2**retries, RECONCILE_S))
             changed = self._pods_changed.is_set()
             if changed:
-                # Changes that come together are looked at together.
-                self.ending.wait(TOGETHER_S)
+                self.ending.wait(COALESCE_S)
+            # Cleared before the pods are read: a change from now on starts another round.
             self._pods_changed.clear()
             try:
                 now = time.monotonic()
                 if changed:
                     self.pods.keep()
-                self.watch.look_after_the_look()
-                if changed or dying or now - collected > COLLECT_S or not swept:
+                # On this thread, which makes no driver calls.
+                self.health.detect_hang()
+                if changed or dying or now - resynced > RESYNC_S or not swept:
                     dying = self.book.collect()
-                    waited = waited + 1 if dying and not changed else 0
-                    collected = now
+                    retries = retries + 1 if dying and not changed else 0
+                    resynced = now
+                # Once per start, and not before all pods are known.
                 if not swept and self.pods.informer.synced:
                     self._sweep()
                     swept = True
-            except Exception:  # the outermost frame of the thread: it has to go on
-                self._log.exception("keeper_failed")
+            except Exception:  # the outermost frame of the thread, which must not end
+                self._log.exception("reconcile_failed")
 
     def _rediscover(self) -> None:
-        """Look for cards anew from time to time, soon if some may come back; on the thread that asks the driver."""
-        amiss = bool(self._driver_error or self.node_cards.missing())
-        if time.monotonic() - self._rediscovered < (REDISCOVER_SOON_S if amiss else REDISCOVER_S):
+        """List the cards again if it is time; called on the health watcher's thread, the only one that lists them."""
+        is_incomplete = bool(self._driver_error or self.node_cards.missing())
+        if time.monotonic() - self._rediscovered_at < (REDISCOVER_SOON_S if is_incomplete else REDISCOVER_S):
             return
-        self._rediscovered = time.monotonic()
+        self._rediscovered_at = time.monotonic()
         try:
             self._find_cards()
-        except CannotServe as wrong:
-            self._log.error("cannot_serve", cause=str(wrong))
-            self.failure = str(wrong)
+        except CannotServe as error:
+            # Ends the process by `run`, on the main thread.
+            self._log.error("cannot_serve", error=str(error))
+            self.failure = str(error)
             self.ending.set()
-        self._changed()
+        self._on_change()
 
     def _sweep(self) -> None:
         self.book.sweep()
         if not self.book.holds():
             self.injector.remove_old_drivers()
 
-    def _pods_have_changed(self) -> None:
+    def _on_pod_change(self) -> None:
         self._pods_changed.set()
-        self.publisher.look_again()
+        self.publisher.enqueue()
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
+        """Update the kubelet and the Node after a change of cards, conditions or allocations."""
         self.registrar.changed()
-        self.publisher.look_again()
+        self.publisher.enqueue()
 
-    def _standing(self) -> Mapping[str, float]:
+    def _status(self) -> Mapping[str, float]:
         return {
             "registered": float(self.registrar.registered),
             "registrations": float(self.registrar.registrations),
             "api_age_seconds": self.pods.informer.age_s(),
-            "health_age_seconds": time.monotonic() - self.watch.looked_at,
+            "health_age_seconds": time.monotonic() - self.health.last_poll_at,
             "pods": float(len(self.book.holds())),
         }
 
     def not_live(self) -> list[str]:
-        """Say why the process should be started anew."""
-        amiss = [] if self.registrar.alive else ["the thread has ended that keeps the plugin registered"]
-        if not self._keeper.is_alive():
-            amiss.append("the thread has ended that keeps the book")
-        if not self.publisher.alive:
-            amiss.append("the thread has ended that publishes")
-        return amiss if self.watch.alive else [*amiss, "a thread has ended that watches the cards"]
+        """Return why the process has to be restarted: a thread that has ended does not come back."""
+        is_alive = {
+            "registrar": self.registrar.alive,
+            "reconciler": self._reconciler.is_alive(),
+            "publisher": self.publisher.alive,
+            "health watcher": self.health.alive,
+        }
+        return [f"the {part} is not running" for part, alive in is_alive.items() if not alive]
 
     def not_ready(self) -> list[str]:
-        """Say what is missing for serving pods."""
-        unheard = "" if self.registrar.registered else "the kubelet does not listen yet"
-        return [why for why in (unheard, self._driver_error, self.book.failure) if why]
+        """Return what keeps the plugin from serving pods."""
+        unregistered = "" if self.registrar.registered else "not registered: the kubelet does not watch the devices yet"
+        return [problem for problem in (unregistered, self._driver_error, self.book.failure) if problem]
 
 
-def deviating(holds: Mapping[str, PodAllocation], known: PodsByUid) -> list[PodAllocation]:
-    """Give the pods that this node placed, and that do not say so yet."""
-    return [
-        hold for uid, hold in holds.items() if hold.chosen_here and uid in known and known[uid].placed != hold.placed
-    ]
+def unwritten_placements(holds: Mapping[str, PodAllocation], pods: PodsByUid) -> list[PodAllocation]:
+    """Return the allocations that this node placed itself and whose placement is not on the pod yet."""
+    return [hold for uid, hold in holds.items() if hold.chosen_here and uid in pods and pods[uid].placed != hold.placed]
 
 
-def remembered(folder: Path) -> AllocationCheckpoint:
-    """Read the book of the plugin before, as far as it can be read."""
+def previous_checkpoint(folder: Path) -> AllocationCheckpoint:
+    """Read the checkpoint that the plugin wrote before this start; empty if there is none that can be read."""
     try:
         return read_checkpoint(folder / CHECKPOINT_FILE)
     except BadCheckpoint:
+        # Only a hint here: `recover` reads it again, and rebuilds it from the kubelet's checkpoint.
         return AllocationCheckpoint()
 
 
-def remembered_cards(book: AllocationCheckpoint, boot: str) -> tuple[Card, ...]:
-    """Give the cards that the plugin before knew; since the last boot only those that pods hold.
+def previous_cards(checkpoint: AllocationCheckpoint, boot: str) -> tuple[Card, ...]:
+    """Return the cards of the checkpoint that may be missing now.
 
-    A card that is missing while the machine runs is broken. One that is missing after a boot was taken out.
+    A card that disappears while the machine runs is broken; one that is gone after a reboot was removed, and counts
+    only while a pod holds it.
     """
-    held = {uuid for hold in book.holds.values() for uuid in hold.held}
-    return tuple(card for card in book.cards if book.boot == boot or card.uuid in held)
+    held = {uuid for hold in checkpoint.holds.values() for uuid in hold.held}
+    return tuple(card for card in checkpoint.cards if checkpoint.boot == boot or card.uuid in held)
 
 
 def boot_id() -> str:
-    """Tell one boot of this machine from the next."""
+    """Return the kernel's id of the current boot; empty if there is none, outside of Linux."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

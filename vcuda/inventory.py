@@ -4,6 +4,7 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.decoding import decoder_for
+from vcuda.isolation import Isolation
 
 VERSION = 1
 
@@ -20,7 +21,7 @@ class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True)
     model: str
     memory_mib: int = msgspec.field(name="memoryMiB")
     healthy: bool
-    isolation: str = "none"
+    isolation: Isolation = Isolation.NONE
     numa: int | None = None
     links: dict[str, str] = {}
     minor: int | None = None

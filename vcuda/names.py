@@ -51,6 +51,21 @@ SHARING_VARIABLE_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
 # What a node with several models has as its model.
 MIXED = "mixed"
 
+# Other systems' resources: under these names, other device plugins offer NVIDIA cards, whole or in parts. On a node
+# with capacity of one of them, the same cards would be allocated twice. The prefix covers NVIDIA's resources per MIG
+# profile, the suffix the vcuda-core of every domain: gpu-manager and its forks.
+OTHER_GPU_RESOURCES = (
+    NVIDIA_GPU,
+    "nvidia.com/gpu.shared",
+    NANO_PERCENT,
+    *AWS_VGPU,
+    "nano-gpu.io/gpu-core",
+    "elasticgpu.io/gpu-core",
+    "aliyun.com/gpu-mem",
+    "volcano.sh/vgpu-number",
+)
+MIG_RESOURCE_PREFIX, VCUDA_CORE_SUFFIX = "nvidia.com/mig-", "/vcuda-core"
+
 # The domains in which the ancestors' pods are written; their annotations are read as if they were ours.
 ANCESTOR_DOMAINS = ("tencent.com", "nvidia.com")
 # What the ancestors' schedulers and node agents wrote on pods, under their domain; the index of a container follows.

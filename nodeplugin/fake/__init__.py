@@ -1,6 +1,7 @@
-"""A driver for machines without GPUs: a C library that answers as NVML does, from a file.
+"""A fake driver for machines without GPUs: a C library that implements NVML from a YAML file.
 
-The node plugin does not know the difference: it loads the library as it would load the real one.
+The node plugin loads it like the real one, so that tests, benchmarks and `quotient local` run its code unchanged.
+`gpus.yaml` documents what the file may contain.
 """
 
 import hashlib
@@ -23,60 +24,61 @@ FLAGS = ("-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
 
 
 class NoAliasDumper(yaml.SafeDumper):
-    """Writes everything out, also what stands twice: the library knows no aliases."""
+    """Writes repeated values in full: the library's small parser does not know YAML's anchors and aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
-        """Never."""
         return True
 
 
-class NoCompiler(Exception):  # noqa: N818 - a lack of this machine's
-    """Nothing here compiles C."""
+class NoCompiler(Exception):  # noqa: N818 - a requirement that this machine does not meet
+    """The library cannot be compiled on this machine; the message names the remedy."""
 
 
-def compiler() -> list[str]:
-    """Find a C compiler: the machine's own, or zig's from PyPI."""
+def find_compiler() -> list[str]:
+    """Return the command of a C compiler: $CC, the machine's own, or zig's from PyPI; raises NoCompiler."""
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and shutil.which(name):
             return [name]
     if subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True, check=False).returncode == 0:
         return [sys.executable, "-m", "ziglang", "cc"]
-    raise NoCompiler("no C compiler here: install gcc, or `pip install ziglang`")
+    raise NoCompiler("no C compiler found: install gcc, or run `pip install ziglang`")
 
 
-def library() -> Path:
-    """Give the compiled library; it is made once for each version of its source."""
+def compile_library() -> Path:
+    """Return the compiled library from the user's cache; compiles it once per version of its source."""
     source = resources.files(__name__).joinpath("nvml.c").read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quotient" / "fake-driver"
     target = cache / hashlib.sha256(source).hexdigest()[:16] / LIBRARY
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    # On the file system of the target, so that the rename is atomic: test processes compile at the same time.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        file, made = Path(scratch) / "nvml.c", Path(scratch) / LIBRARY
+        file, compiled = Path(scratch) / "nvml.c", Path(scratch) / LIBRARY
         file.write_bytes(source)
-        command = [*compiler(), *FLAGS, "-o", str(made), str(file), "-lpthread", "-ldl"]
+        command = [*find_compiler(), *FLAGS, "-o", str(compiled), str(file), "-lpthread", "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own source
         if done.returncode:
             raise NoCompiler(f"{' '.join(command)} failed: {done.stderr.strip()}")
-        made.replace(target)
+        compiled.replace(target)
     return target
 
 
 def install(folder: Path, description: Mapping[str, Any] | str) -> Path:
-    """Put the driver into a folder, with the cards that are described; gives the library."""
+    """Install the library and its description, a mapping or YAML text, into a folder; returns the library's path."""
     folder.mkdir(parents=True, exist_ok=True)
     describe(folder, description)
     target = folder / LIBRARY
     if not target.exists():
-        shutil.copy(library(), target)
+        shutil.copy(compile_library(), target)
     return target
 
 
 def describe(folder: Path, description: Mapping[str, Any] | str) -> None:
-    """Change what the driver says, at once as a whole."""
+    """Replace the description, which takes effect with the next call of the library."""
     described = yaml.safe_load(description) if isinstance(description, str) else dict(description)
     text = yaml.dump(described, Dumper=NoAliasDumper, sort_keys=False)
+    # Renamed into place: the library must never read half a file.
     scratch = folder / f"{DESCRIPTION}.new"
     scratch.write_text(text)
     scratch.replace(folder / DESCRIPTION)

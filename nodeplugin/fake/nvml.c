@@ -1,9 +1,9 @@
-/* A stand-in for libnvidia-ml.so.1 on machines without GPUs.
+/* A fake libnvidia-ml.so.1 for machines without GPUs.
  *
- * It answers NVML's calls from a YAML file, `gpus.yaml` beside the library or $QUOTIENT_FAKE_GPUS, read again whenever
- * it changes: a card that is marked as lost in the file is lost in the next call. What the file may say stands in
- * `nodeplugin/fake/gpus.yaml`. Of YAML it reads block mappings and sequences of plain or quoted scalars, and flow ones
- * that begin and end on one line; `nodeplugin.fake.describe` writes any YAML in this form.
+ * It implements NVML from a YAML file: `gpus.yaml` beside the library, or $QUOTIENT_FAKE_GPUS. The file is read again
+ * when it has changed, so a card that is marked as lost there is lost with the next call. `nodeplugin/fake/gpus.yaml`
+ * documents its content. Supported YAML: block mappings and sequences of plain or quoted scalars, and flow collections
+ * on a single line. `nodeplugin.fake.describe` converts any YAML to this form.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,6 +25,7 @@ static const struct { const char *name; int code; } ERRORS[] = {
     {"uninitialized", UNINITIALIZED}, {"not_supported", NOT_SUPPORTED}, {"no_permission", NO_PERMISSION},
     {"not_found", NOT_FOUND}, {"driver_not_loaded", DRIVER_NOT_LOADED}, {"timeout", TIMEOUT},
     {"gpu_is_lost", GPU_IS_LOST}, {"unknown", UNKNOWN}};
+/* nvmlGpuTopologyLevel_t */
 static const struct { const char *name; unsigned level; } PATHS[] = {
     {"board", 0}, {"pix", 10}, {"pxb", 20}, {"phb", 30}, {"node", 40}, {"sys", 50}};
 
@@ -32,24 +33,28 @@ static const struct { const char *name; unsigned level; } PATHS[] = {
 #define MAX_MIG 8
 #define MAX_DEPTH 16
 #define MAX_PATH 256
+/* nvmlEventTypeXidCriticalError */
 #define XID_EVENT 8ULL
 
-/* What the file says, as paths and values: cards[0].uuid, GPU-1. */
+/* The content of the file, flattened to paths and values: cards[0].uuid = GPU-1. */
 struct fact { char *path, *value; };
 static struct fact *facts;
-static size_t fact_count, fact_room;
+static size_t fact_count, fact_capacity;
 static struct timespec read_at;
 static ino_t read_inode;
 static int initialized;
+/* Guards everything above. Every NVML call holds it from begin() to done(), so delayMs blocks all callers, as a driver
+ * does that hangs in one card. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Handles are fixed addresses, so that they stay valid when the file changes; mig is -1 for the card itself. */
 struct handle { int card, mig; };
 static struct handle handles[MAX_CARDS][MAX_MIG + 1];
 
 static void add(const char *path, const char *start, size_t length) {
-    if (fact_count == fact_room) {
-        fact_room = fact_room ? 2 * fact_room : 256;
-        facts = realloc(facts, fact_room * sizeof *facts);
+    if (fact_count == fact_capacity) {
+        fact_capacity = fact_capacity ? 2 * fact_capacity : 256;
+        facts = realloc(facts, fact_capacity * sizeof *facts);
     }
     while (length && (start[length - 1] == ' ' || start[length - 1] == '\t' || start[length - 1] == '\r')) length--;
     if ((length == 1 && *start == '~') || (length == 4 && !strncasecmp(start, "null", 4))) return;
@@ -80,12 +85,13 @@ static const char *end_of_scalar(const char *at, const char *stops) {
     return at;
 }
 
-/* The length of a key without its quotes, and without what may stand before the colon. */
+/* The length of a key without its quotes and without spaces before the colon. */
 static int key_length(const char *key, const char *end) {
     while (end > key && (end[-1] == ' ' || end[-1] == '\t')) end--;
     return (int)(end - key) - (*key == '"' || *key == '\'' ? 2 : 0);
 }
 
+/* Parse a flow collection or a scalar within one; returns the first character after it. */
 static const char *flow(const char *path, const char *at) {
     char inner[MAX_PATH];
     at = skip(at);
@@ -114,6 +120,8 @@ static const char *flow(const char *path, const char *at) {
     return end;
 }
 
+/* The block collections that contain the current line, outermost first; `pending` is the path of a key without a value
+ * on its own line, whose value starts on the next. */
 struct level { int indent, is_sequence, count; char path[MAX_PATH]; };
 static struct level levels[MAX_DEPTH];
 static int depth;
@@ -160,7 +168,7 @@ static void block(const char *line, int indent) {
 static void strip_comment(char *line) {
     char quote = 0, before = ':';
     for (char *at = line; *at; at++) {
-        /* Within a plain value a quote is a letter like any other. */
+        /* A quote opens a scalar only at its start: in a plain scalar it is an ordinary character. */
         int opens = strchr(":,[{-", before) != NULL;
         if (*at != ' ' && *at != '\t') before = *at;
         if (quote) quote = *at == quote ? 0 : quote;
@@ -198,7 +206,7 @@ static const char *file(void) {
     return path;
 }
 
-/* Read the file if it is another one than before; the lock is held. */
+/* Read the file if it was replaced or changed. The caller holds the lock. */
 static int load(void) {
     struct stat now;
     if (stat(file(), &now)) return DRIVER_NOT_LOADED;
@@ -259,16 +267,16 @@ static void linger(const char *milliseconds) {
     if (milliseconds) usleep((useconds_t)(1000 * number(milliseconds, 0)));
 }
 
-/* Begin a call: take the lock, read the file, and find out whether the call is to fail. */
+/* Start a call: take the lock, read the file, and return the error that the file configures for it. */
 static int begin(const char *call) {
     pthread_mutex_lock(&lock);
-    int wrong = initialized ? load() : UNINITIALIZED;
-    return wrong ? wrong : error_named(get("failures.%s", call));
+    int error = initialized ? load() : UNINITIALIZED;
+    return error ? error : error_named(get("failures.%s", call));
 }
 
 static int begin_device(const struct handle *device, const char *call) {
-    int wrong = begin(call);
-    if (wrong) return wrong;
+    int error = begin(call);
+    if (error) return error;
     if (!device || device < &handles[0][0] || device >= &handles[MAX_CARDS][0]) return INVALID_ARGUMENT;
     linger(get("cards[%d].delayMs", device->card));
     if (device->card >= count_of("cards") || truth(get("cards[%d].lost", device->card))) return GPU_IS_LOST;
@@ -292,19 +300,19 @@ static const char *of(const struct handle *device, const char *name) {
                            : get("cards[%d].mig[%d].%s", device->card, device->mig, name);
 }
 
-#define WITH_DEVICE(call) int wrong = begin_device(device, call); if (wrong) return done(wrong)
+#define WITH_DEVICE(call) int error = begin_device(device, call); if (error) return done(error)
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     pthread_mutex_lock(&lock);
-    int wrong = load();
-    if (!wrong) wrong = error_named(get("failures.init"));
-    if (!wrong) {
+    int error = load();
+    if (!error) error = error_named(get("failures.init"));
+    if (!error) {
         initialized++;
         for (int card = 0; card < MAX_CARDS; card++)
             for (int mig = 0; mig <= MAX_MIG; mig++) handles[card][mig] = (struct handle){card, mig - 1};
     }
-    return done(wrong);
+    return done(error);
 }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlInit(void) { return nvmlInitWithFlags(0); }
@@ -321,36 +329,36 @@ const char *nvmlErrorString(int result) {
 }
 
 int nvmlSystemGetDriverVersion(char *version, unsigned length) {
-    int wrong = begin("driverVersion");
-    const char *said = get("driver");
-    return done(wrong ? wrong : text(version, length, said ? said : "550.54.15"));
+    int error = begin("driverVersion");
+    const char *configured = get("driver");
+    return done(error ? error : text(version, length, configured ? configured : "550.54.15"));
 }
 int nvmlSystemGetNVMLVersion(char *version, unsigned length) {
-    int wrong = begin("nvmlVersion");
-    return done(wrong ? wrong : text(version, length, "12.550.54.15"));
+    int error = begin("nvmlVersion");
+    return done(error ? error : text(version, length, "12.550.54.15"));
 }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    int wrong = begin("cudaVersion");
-    if (!wrong) *version = (int)number(get("cuda"), 12040);
-    return done(wrong);
+    int error = begin("cudaVersion");
+    if (!error) *version = (int)number(get("cuda"), 12040);
+    return done(error);
 }
 int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    int wrong = begin("count");
-    if (!wrong) *count = (unsigned)count_of("cards");
-    return done(wrong);
+    int error = begin("count");
+    if (!error) *count = (unsigned)count_of("cards");
+    return done(error);
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct handle **device) {
-    int wrong = begin("handle");
-    if (!wrong && index >= (unsigned)count_of("cards")) wrong = INVALID_ARGUMENT;
-    if (!wrong && truth(get("cards[%u].lost", index))) wrong = GPU_IS_LOST;
-    if (!wrong) *device = &handles[index][0];
-    return done(wrong);
+    int error = begin("handle");
+    if (!error && index >= (unsigned)count_of("cards")) error = INVALID_ARGUMENT;
+    if (!error && truth(get("cards[%u].lost", index))) error = GPU_IS_LOST;
+    if (!error) *device = &handles[index][0];
+    return done(error);
 }
 int nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device) {
-    int wrong = begin("handle");
-    if (wrong) return done(wrong);
+    int error = begin("handle");
+    if (error) return done(error);
     for (int card = 0; card < count_of("cards"); card++) {
         const char *found = get("cards[%d].uuid", card);
         if (found && !strcmp(found, uuid)) {
@@ -391,19 +399,19 @@ int nvmlDeviceGetMinorNumber(struct handle *device, unsigned *minor) {
 }
 int nvmlDeviceGetCudaComputeCapability(struct handle *device, int *major, int *minor) {
     WITH_DEVICE("capability");
-    const char *said = get("cards[%d].capability", device->card);
-    return done(sscanf(said ? said : "8.0", "%d.%d", major, minor) == 2 ? SUCCESS : UNKNOWN);
+    const char *configured = get("cards[%d].capability", device->card);
+    return done(sscanf(configured ? configured : "8.0", "%d.%d", major, minor) == 2 ? SUCCESS : UNKNOWN);
 }
 
 struct memory { unsigned long long total, free, used; };
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 static int memory(struct handle *device, struct memory *found) {
-    const char *said = of(device, "memoryMiB");
-    if (!said) return NOT_SUPPORTED;
+    const char *configured = of(device, "memoryMiB");
+    if (!configured) return NOT_SUPPORTED;
     unsigned long long used = number(of(device, "usedMiB"), 0);
     for (int each = 0; device->mig < 0 && get("cards[%d].processes[%d].pid", device->card, each); each++)
         used += number(get("cards[%d].processes[%d].memoryMiB", device->card, each), 0);
-    found->total = number(said, 0) << 20, found->used = used << 20;
+    found->total = number(configured, 0) << 20, found->used = used << 20;
     found->free = found->total > found->used ? found->total - found->used : 0;
     return SUCCESS;
 }
@@ -414,18 +422,18 @@ int nvmlDeviceGetMemoryInfo(struct handle *device, struct memory *found) {
 int nvmlDeviceGetMemoryInfo_v2(struct handle *device, struct memory_v2 *found) {
     WITH_DEVICE("memory");
     struct memory plain = {0, 0, 0};
-    wrong = memory(device, &plain);
+    error = memory(device, &plain);
     found->total = plain.total, found->reserved = 0, found->free = plain.free, found->used = plain.used;
-    return done(wrong);
+    return done(error);
 }
 
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 static int pci(int card, struct pci *found) {
     char otherwise[32];
     snprintf(otherwise, sizeof otherwise, "00000000:%02X:00.0", card + 1);
-    const char *said = get("cards[%d].bus", card);
+    const char *configured = get("cards[%d].bus", card);
     memset(found, 0, sizeof *found);
-    snprintf(found->bus_id, sizeof found->bus_id, "%s", said ? said : otherwise);
+    snprintf(found->bus_id, sizeof found->bus_id, "%s", configured ? configured : otherwise);
     snprintf(found->legacy, sizeof found->legacy, "%.15s", found->bus_id + 4);
     sscanf(found->bus_id, "%x:%x:%x", &found->domain, &found->bus, &found->device);
     return SUCCESS;
@@ -436,12 +444,12 @@ int nvmlDeviceGetPciInfo_v3(struct handle *device, struct pci *found) {
 }
 int nvmlDeviceGetNumaNodeId(struct handle *device, unsigned *node) {
     WITH_DEVICE("numa");
-    const char *said = get("cards[%d].numa", device->card);
-    *node = (unsigned)number(said, 0);
-    return done(said ? SUCCESS : NOT_SUPPORTED);
+    const char *configured = get("cards[%d].numa", device->card);
+    *node = (unsigned)number(configured, 0);
+    return done(configured ? SUCCESS : NOT_SUPPORTED);
 }
 
-/* Links between two cards: links: [{a: 0, b: 1, nvlink: 4, path: pix}]. */
+/* An attribute of the link between two cards, as in links: [{a: 0, b: 1, nvlink: 4, path: pix}]. */
 static const char *link_of(int one, int other, const char *what) {
     for (int each = 0; get("links[%d].a", each); each++) {
         int a = (int)number(get("links[%d].a", each), 0), b = (int)number(get("links[%d].b", each), 0);
@@ -458,7 +466,8 @@ int nvmlDeviceGetTopologyCommonAncestor(struct handle *device, struct handle *ot
         if (!strcmp(PATHS[each].name, path)) *level = PATHS[each].level;
     return done(SUCCESS);
 }
-/* The links of a card are numbered through its peers, in their order; behind an NVSwitch all go to the switch. */
+/* The card at the other end of an NVLink, -1 for an NVSwitch; returns whether the link is active. Links to switches are
+ * numbered first, then those to each other card in the order of the cards. */
 static int peer_of(int card, unsigned link, int *peer) {
     unsigned before = (unsigned)number(get("cards[%d].nvswitchLinks", card), 0);
     if (link < before) return *peer = -1, 1;
@@ -535,12 +544,12 @@ int nvmlDeviceIsMigDeviceHandle(struct handle *device, unsigned *is) {
 struct process { unsigned pid; unsigned long long used; unsigned gi, ci; };
 int nvmlDeviceGetComputeRunningProcesses_v3(struct handle *device, unsigned *count, struct process *found) {
     WITH_DEVICE("processes");
-    unsigned there = 0;
-    while (get("cards[%d].processes[%u].pid", device->card, there)) there++;
-    unsigned room = *count;
-    *count = there;
-    if (there > room) return done(INSUFFICIENT_SIZE);
-    for (unsigned each = 0; each < there; each++)
+    unsigned total = 0;
+    while (get("cards[%d].processes[%u].pid", device->card, total)) total++;
+    unsigned capacity = *count;
+    *count = total;
+    if (total > capacity) return done(INSUFFICIENT_SIZE);
+    for (unsigned each = 0; each < total; each++)
         found[each] = (struct process){
             (unsigned)number(get("cards[%d].processes[%u].pid", device->card, each), 0),
             number(get("cards[%d].processes[%u].memoryMiB", device->card, each), 0) << 20, 0xFFFFFFFF, 0xFFFFFFFF};
@@ -555,13 +564,13 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(struct handle *device, unsigned *co
 struct sample { unsigned pid; unsigned long long at; unsigned sm, mem, enc, dec; };
 int nvmlDeviceGetProcessUtilization(struct handle *device, struct sample *found, unsigned *count, unsigned long long since) {
     WITH_DEVICE("processUtilization");
-    unsigned there = 0;
-    while (get("cards[%d].processes[%u].pid", device->card, there)) there++;
-    unsigned room = found ? *count : 0;
-    *count = there;
-    if (!there) return done(NOT_FOUND);
-    if (there > room) return done(INSUFFICIENT_SIZE);
-    for (unsigned each = 0; each < there; each++)
+    unsigned total = 0;
+    while (get("cards[%d].processes[%u].pid", device->card, total)) total++;
+    unsigned capacity = found ? *count : 0;
+    *count = total;
+    if (!total) return done(NOT_FOUND);
+    if (total > capacity) return done(INSUFFICIENT_SIZE);
+    for (unsigned each = 0; each < total; each++)
         found[each] = (struct sample){
             (unsigned)number(get("cards[%d].processes[%u].pid", device->card, each), 0), since + 1,
             (unsigned)number(get("cards[%d].processes[%u].sm", device->card, each), 0), 0, 0, 0};
@@ -584,15 +593,15 @@ int nvmlDeviceGetPowerUsage(struct handle *device, unsigned *milliwatts) {
     return done(SUCCESS);
 }
 
-/* Events: the file's list grows, and every set hears of what was added since it was made. */
-struct set { int told; unsigned long long cards; };
+/* An event set: events that are appended to the file's list after its creation are reported to it, once each. */
+struct set { int reported; unsigned long long cards; };
 int nvmlEventSetCreate(struct set **set) {
-    int wrong = begin("events");
-    if (!wrong) {
+    int error = begin("events");
+    if (!error) {
         *set = calloc(1, sizeof **set);
-        (*set)->told = count_of("events");
+        (*set)->reported = count_of("events");
     }
-    return done(wrong);
+    return done(error);
 }
 int nvmlEventSetFree(struct set *set) {
     free(set);
@@ -611,12 +620,12 @@ int nvmlDeviceRegisterEvents(struct handle *device, unsigned long long types, st
 struct event { struct handle *device; unsigned long long type, data; unsigned gi, ci; };
 int nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_ms) {
     for (unsigned waited = 0;; waited += 50) {
-        int wrong = begin("wait");
-        if (wrong) return done(wrong);
-        while (set->told < count_of("events")) {
-            int card = (int)number(get("events[%d].card", set->told), 0);
-            unsigned long long xid = number(get("events[%d].xid", set->told), 0);
-            set->told++;
+        int error = begin("wait");
+        if (error) return done(error);
+        while (set->reported < count_of("events")) {
+            int card = (int)number(get("events[%d].card", set->reported), 0);
+            unsigned long long xid = number(get("events[%d].xid", set->reported), 0);
+            set->reported++;
             if (card < 0 || card >= MAX_CARDS || !(set->cards >> card & 1)) continue;
             *event = (struct event){&handles[card][0], XID_EVENT, xid, 0xFFFFFFFF, 0xFFFFFFFF};
             return done(SUCCESS);

@@ -18,7 +18,7 @@ from nodeplugin.kubelet import CheckpointedContainer, Kubelet, KubeletError, Lis
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid, bound_pod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import podresources_v1_pb2 as resources
-from nodeplugin.service import deviating
+from nodeplugin.service import unwritten_placements
 from vcuda.names import Names
 from vcuda.placement import PlacementStrategy
 from vcuda.placement_annotation import GpuSlice, encode_placement
@@ -287,7 +287,7 @@ class Machine:
     ) -> None:
         self._folder, self._policy = folder, policy
         self.node_cards = NodeCards()
-        self.node_cards.found(cards or [card(index) for index in range(4)])
+        self.node_cards.update(cards or [card(index) for index in range(4)])
         self.view, self.notes, self.kubelet = View(), Notes(), SimulatedKubelet(seed)
         self.running: set[str] = set()
         self.now = 0.0
@@ -321,7 +321,7 @@ class Machine:
 
     def deviating(self) -> list[str]:
         """Name the pods that the node placed itself, and that do not say so."""
-        return [hold.name for hold in deviating(self.book.holds(), self.view.known())]
+        return [hold.name for hold in unwritten_placements(self.book.holds(), self.view.known())]
 
     def admit(self, *pods: Pod) -> None:
         """Bind pods and have the kubelet admit them, in its own order."""

@@ -109,10 +109,10 @@ def test_a_start_with_another_containers_answer_is_refused(machine: Machine) -> 
 def test_a_sick_card_starts_nobody_and_a_well_one_does(machine: Machine) -> None:
     """A container on a sick card is refused its start, with the reason, until the card is well."""
     machine.admit(share("one", 2))
-    machine.node_cards.fault("GPU-2", "XID 79")
+    machine.node_cards.set_fault("GPU-2", "XID 79")
     with pytest.raises(AllocationRefused, match=r"its GPU GPU-2 cannot be used: XID 79"):
         machine.kubelet.start("uid-one", "c0")
-    machine.node_cards.fault("GPU-2", "")
+    machine.node_cards.set_fault("GPU-2", "")
     machine.kubelet.start("uid-one", "c0")
 
 
@@ -466,7 +466,7 @@ def test_a_sick_card_keeps_a_container_from_starting_whose_ids_were_an_init_cont
     machine.admit(
         pod("one", asking("c", 20, 4), inits=[asking("i", 20, 4)], placed={"i": on(1, 20, 4), "c": on(1, 20, 4)})
     )
-    machine.node_cards.fault("GPU-1", "XID 79")
+    machine.node_cards.set_fault("GPU-1", "XID 79")
     with pytest.raises(AllocationRefused, match=r"its GPU GPU-1 cannot be used: XID 79"):
         machine.kubelet.start("uid-one", "c")
 

@@ -1,10 +1,10 @@
-"""Which container a process belongs to, by the names that kernels, drivers and runtimes give its cgroups."""
+"""The owner of a process, from the cgroup names of different kernels, cgroup drivers and runtimes."""
 
 from pathlib import Path
 
 import pytest
 
-from nodeplugin.cgroups import ProcessOwner, place_in, place_of, running_pods, uid_of
+from nodeplugin.cgroups import ProcessOwner, normalize_uid, parse_owner, process_owner, running_pods
 
 UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 UNDERSCORED = UID.replace("-", "_")
@@ -12,11 +12,11 @@ BARE = UID.replace("-", "")
 OTHER_UID = "11111111-2222-3333-4444-555555555555"
 ID = "0123456789abcdef" * 4
 OUTER_ID = "fedcba9876543210" * 4
-BOTH = ProcessOwner(UID, ID)
+OWNER = ProcessOwner(UID, ID)
 
 
 def v1(path: str) -> str:
-    """Cgroup v1: a line for each controller, with the unified hierarchy beside them."""
+    """A cgroup v1 file: one line per controller, and one of the unified hierarchy."""
     kinds = ("12:pids", "11:cpuset", "10:cpu,cpuacct", "4:devices", "1:name=systemd")
     return "".join(f"{kind}:{path}\n" for kind in kinds) + "0::/system.slice/containerd.service\n"
 
@@ -54,16 +54,16 @@ SHAPES = {
         f"0::/system.slice/docker-{OUTER_ID}.scope/kubelet.slice/kubelet-kubepods.slice/"
         f"kubelet-kubepods-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope"
     ),
-    "a container that has cgroups of its own": f"0::/kubepods/pod{UID}/{ID}/init.scope/worker",
+    "a container with nested cgroups": f"0::/kubepods/pod{UID}/{ID}/init.scope/worker",
 }
 
 
 @pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES.keys())
-def test_pod_and_container_are_found(text: str) -> None:
-    """Whoever wrote the path, and from wherever it is seen; a pod that is known is found as well."""
-    assert place_in(text) == BOTH
-    assert place_in(text, {UID}) == BOTH
-    assert place_in(text, {OTHER_UID}) == BOTH
+def test_pod_and_container_are_parsed_from_every_format(text: str) -> None:
+    """Whether or not the pod is known."""
+    assert parse_owner(text) == OWNER
+    assert parse_owner(text, {UID}) == OWNER
+    assert parse_owner(text, {OTHER_UID}) == OWNER
 
 
 FOREIGN = {
@@ -73,17 +73,16 @@ FOREIGN = {
     "v1 without a pod": v1("/user.slice"),
     "a container without a pod": f"0::/system.slice/docker-{ID}.scope",
     "a container of podman": f"0::/machine.slice/libpod-{ID}.scope",
-    "the folder of all pods": "0::/kubepods.slice/kubepods-burstable.slice",
+    "the parent cgroup of all pods": "0::/kubepods.slice/kubepods-burstable.slice",
     "a name that is too short for a uid": "0::/kubepods/pod0f1e2d3c/x",
     "a name that is too long for a uid": f"0::/kubepods/pod{ID}/x",
-    "no cgroup file at all": "\x00\xff:::",
+    "not a cgroup file": "\x00\xff:::",
 }
 
 
 @pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN.keys())
-def test_what_is_in_no_pod_is_in_none(text: str) -> None:
-    """A process of the machine's own is nobody's."""
-    assert place_in(text, {UID}) is None
+def test_a_process_outside_of_pods_has_no_owner(text: str) -> None:
+    assert parse_owner(text, {UID}) is None
 
 
 @pytest.mark.parametrize(
@@ -91,16 +90,15 @@ def test_what_is_in_no_pod_is_in_none(text: str) -> None:
     [f"/kubepods/burstable/pod{BARE}/{ID}", f"/kubepods.slice/kubepods-pod{BARE}.slice/cri-containerd-{ID}.scope"],
     ids=["cgroupfs driver", "systemd driver"],
 )
-def test_a_static_pod_has_a_uid_without_dashes(path: str) -> None:
-    """It is found under the name by which it is known; a stranger is written as the API server would."""
-    assert place_in(f"0::{path}", {BARE}) == ProcessOwner(BARE, ID)
-    assert place_in(f"0::{path}") == BOTH
+def test_the_uid_of_a_known_static_pod_keeps_its_form_without_dashes(path: str) -> None:
+    """An unknown uid is formatted as the API server does."""
+    assert parse_owner(f"0::{path}", {BARE}) == ProcessOwner(BARE, ID)
+    assert parse_owner(f"0::{path}") == OWNER
 
 
-def test_a_process_of_the_pod_itself_has_no_container() -> None:
-    """Some are put beside the containers."""
-    assert place_in(f"0::/kubepods/pod{UID}") == ProcessOwner(UID)
-    assert place_in(f"0::/kubepods/pod{UID}/short") == ProcessOwner(UID)
+def test_a_process_in_the_pods_own_cgroup_has_no_container() -> None:
+    assert parse_owner(f"0::/kubepods/pod{UID}") == ProcessOwner(UID)
+    assert parse_owner(f"0::/kubepods/pod{UID}/short") == ProcessOwner(UID)
 
 
 NESTED = f"0::/kubepods/pod{OTHER_UID}/{OUTER_ID}/kubepods/burstable/pod{UID}/{ID}"
@@ -110,41 +108,39 @@ NESTED = f"0::/kubepods/pod{OTHER_UID}/{OUTER_ID}/kubepods/burstable/pod{UID}/{I
     ("known", "expected"),
     [
         ({OTHER_UID}, ProcessOwner(OTHER_UID, OUTER_ID)),
-        ({UID}, BOTH),
+        ({UID}, OWNER),
         ({OTHER_UID, UID}, ProcessOwner(OTHER_UID, OUTER_ID)),
         (set(), ProcessOwner(OTHER_UID, OUTER_ID)),
     ],
-    ids=["the outer is ours", "the inner is ours", "both are ours", "neither is known"],
+    ids=["the outer is known", "the inner is known", "both are known", "neither is known"],
 )
-def test_of_a_cluster_within_a_pod_the_pod_that_is_ours_counts(known: set[str], expected: ProcessOwner) -> None:
-    """Whoever runs nodes in pods has processes that are in two pods."""
-    assert place_in(NESTED, known) == expected
+def test_a_process_in_nested_pods_is_owned_by_the_known_one(known: set[str], expected: ProcessOwner) -> None:
+    """Where nodes run in pods, a process is in two pods; if neither is known, or both, the outer one counts."""
+    assert parse_owner(NESTED, known) == expected
 
 
 @pytest.mark.parametrize("written", [UID, UNDERSCORED, BARE], ids=["dashes", "underscores", "neither"])
-def test_uids_are_written_as_the_api_server_does(written: str) -> None:
-    """With dashes."""
-    assert uid_of(written) == UID
+def test_uids_are_normalized_to_the_form_with_dashes(written: str) -> None:
+    assert normalize_uid(written) == UID
 
 
-def running(proc: Path, pid: int, path: str) -> None:
-    """Have a process run in a cgroup."""
+def add_process(proc: Path, pid: int, path: str) -> None:
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "cgroup").write_text(f"0::{path}\n")
 
 
-def test_a_process_that_has_ended_is_in_no_container(tmp_path: Path) -> None:
-    """Between asking the driver and asking the kernel it may be gone."""
-    running(tmp_path, 7, f"/kubepods/pod{UID}/{ID}")
-    assert place_of(7, proc=tmp_path) == BOTH
-    assert place_of(8, proc=tmp_path) is None
+def test_a_process_that_has_exited_has_no_owner(tmp_path: Path) -> None:
+    """It may exit between the driver's list and the read of /proc."""
+    add_process(tmp_path, 7, f"/kubepods/pod{UID}/{ID}")
+    assert process_owner(7, proc=tmp_path) == OWNER
+    assert process_owner(8, proc=tmp_path) is None
 
 
-def test_pods_run_while_any_of_their_processes_does(tmp_path: Path) -> None:
-    """What is no process, and what ends while it is looked at, is passed over."""
-    running(tmp_path, 1, "/init.scope")
-    running(tmp_path, 20, f"/kubepods/pod{UID}/{ID}")
-    running(tmp_path, 21, f"/kubepods/pod{BARE}/{ID}")
+def test_a_pod_is_running_while_it_has_a_process(tmp_path: Path) -> None:
+    """Entries of /proc that are not processes, and processes that exit during the scan, are skipped."""
+    add_process(tmp_path, 1, "/init.scope")
+    add_process(tmp_path, 20, f"/kubepods/pod{UID}/{ID}")
+    add_process(tmp_path, 21, f"/kubepods/pod{BARE}/{ID}")
     (tmp_path / "30").mkdir()
     (tmp_path / "self").mkdir()
     assert running_pods({UID, OTHER_UID}, tmp_path) == {UID}

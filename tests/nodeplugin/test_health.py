@@ -1,4 +1,4 @@
-"""How cards fall sick and become well again, with a clock and a driver that do as they are told."""
+"""When cards become unhealthy and recover, with a simulated clock and driver."""
 
 from collections.abc import Iterator
 
@@ -10,29 +10,31 @@ from nodeplugin.nvml import Driver, DriverError, XidEvent
 from settings.configuration import HealthSettings
 from tests.nodeplugin.builders import card, mig_part
 from tests.waiting import eventually
+from vcuda.xids import describe_xid
 
 RECOVER_S = 60.0
 COUNTING, IGNORED = 79, 31
-LOST = "the driver says: GPU is lost"
+OFF_THE_BUS = "XID 79: GPU has fallen off the bus"
+LOST = "driver error: GPU is lost"
 
 
-class Told(Driver):
-    """A driver that says what it was told to say."""
+class ScriptedDriver(Driver):
+    """A driver whose check results and XID events the test sets."""
 
     def __init__(self) -> None:
         super().__init__()
         self.faults: dict[str, str] = {}
         self.reports: list[XidEvent | DriverError | ValueError] = []
-        self.heeded: tuple[Card, ...] = ()
+        self.subscribed: tuple[Card, ...] = ()
 
-    def fault_of(self, card: Card) -> str:
+    def check_card(self, card: Card) -> str:
         return self.faults.get(card.uuid, "")
 
-    def listen(self, cards: object) -> None:
+    def subscribe(self, cards: object) -> None:
         assert isinstance(cards, tuple)
-        self.heeded = cards
+        self.subscribed = cards
 
-    def wait(self, timeout_s: float) -> XidEvent | None:  # noqa: ARG002 - it never waits
+    def wait_for_xid(self, timeout_s: float) -> XidEvent | None:  # noqa: ARG002 - it never waits
         if not self.reports:
             return None
         report = self.reports.pop(0)
@@ -41,240 +43,235 @@ class Told(Driver):
         raise report
 
 
-class Ward:
-    """A fleet that is watched over. `news` counts how often something was told."""
+class WatchedCards:
+    """Cards with a health watcher. `changes` counts its notifications."""
 
     def __init__(self, *cards: Card, known: tuple[Card, ...] = ()) -> None:
-        self.now, self.news = 1000.0, 0
-        self.driver = Told()
+        self.now, self.changes = 1000.0, 0
+        self.driver = ScriptedDriver()
         self.node_cards = NodeCards(known)
-        self.node_cards.found(cards)
+        self.node_cards.update(cards)
         settings = HealthSettings(poll_s=0.01, recover_after_s=RECOVER_S, ignored_xids=(IGNORED, 13))
-        self.watch = HealthWatcher(self.driver, self.node_cards, settings, self._told, clock=lambda: self.now)
+        self.watcher = HealthWatcher(self.driver, self.node_cards, settings, self._count_change, clock=lambda: self.now)
 
-    def _told(self) -> None:
-        self.news += 1
+    def _count_change(self) -> None:
+        self.changes += 1
 
     def faults(self) -> list[str]:
-        """What is wrong with each card, in their order."""
+        """The fault of each card, in the order of their indexes."""
         return [self.node_cards.condition(each.uuid).fault for each in self.node_cards.cards()]
 
-    def pass_by(self, seconds: float) -> None:
-        """Let time go by, and look again."""
+    def poll_after(self, seconds: float) -> None:
         self.now += seconds
-        self.watch.look()
+        self.watcher.poll()
 
 
 @pytest.fixture
-def ward() -> Ward:
-    """Two cards that are well."""
-    return Ward(card(0), card(1))
+def watched() -> WatchedCards:
+    """Two healthy cards."""
+    return WatchedCards(card(0), card(1))
 
 
-def test_an_error_that_counts_makes_its_card_sick(ward: Ward) -> None:
-    """And no other."""
-    ward.watch.heard("GPU-1", COUNTING)
-    assert ward.faults() == ["", "XID 79"]
-    assert ward.news == 1
+def test_an_xid_that_is_not_ignored_makes_its_card_unhealthy(watched: WatchedCards) -> None:
+    """And no other card."""
+    watched.watcher.record_xid("GPU-1", COUNTING)
+    assert watched.faults() == ["", OFF_THE_BUS]
+    assert watched.changes == 1
 
 
-def test_an_error_that_is_ignored_is_only_counted(ward: Ward) -> None:
-    """Programs cause some by themselves."""
-    ward.watch.heard("GPU-0", IGNORED)
-    ward.watch.heard("GPU-0", IGNORED)
-    assert ward.faults() == ["", ""]
-    assert ward.news == 0
-    assert ward.watch.xids == {("GPU-0", IGNORED): 2}
+def test_an_ignored_xid_is_only_counted(watched: WatchedCards) -> None:
+    """Applications cause some XIDs on intact cards."""
+    watched.watcher.record_xid("GPU-0", IGNORED)
+    watched.watcher.record_xid("GPU-0", IGNORED)
+    assert watched.faults() == ["", ""]
+    assert watched.changes == 0
+    assert watched.watcher.xids == {("GPU-0", IGNORED): 2}
 
 
-def test_every_error_is_counted_by_card_and_number(ward: Ward) -> None:
-    """Those that make a card sick as well, and those of no card."""
+def test_every_xid_is_counted_by_card_and_number(watched: WatchedCards) -> None:
+    """Those that make a card unhealthy as well, and those of no particular card."""
     for uuid, xid in (("GPU-0", COUNTING), ("GPU-1", COUNTING), ("GPU-0", 48), ("GPU-0", COUNTING), ("", 62)):
-        ward.watch.heard(uuid, xid)
-    assert ward.watch.xids == {("GPU-0", 79): 2, ("GPU-1", 79): 1, ("GPU-0", 48): 1, ("", 62): 1}
+        watched.watcher.record_xid(uuid, xid)
+    assert watched.watcher.xids == {("GPU-0", 79): 2, ("GPU-1", 79): 1, ("GPU-0", 48): 1, ("", 62): 1}
 
 
-def test_an_error_that_the_driver_cannot_place_concerns_all_cards(ward: Ward) -> None:
-    """Nobody knows which of them is well."""
-    ward.watch.heard("", COUNTING)
-    assert ward.faults() == ["XID 79", "XID 79"]
-    assert ward.news == 1
+def test_an_xid_of_no_particular_card_makes_all_cards_unhealthy(watched: WatchedCards) -> None:
+    """It may be any of them."""
+    watched.watcher.record_xid("", COUNTING)
+    assert watched.faults() == [OFF_THE_BUS, OFF_THE_BUS]
+    assert watched.changes == 1
 
 
-def test_an_error_of_a_card_that_is_not_here_concerns_none(ward: Ward) -> None:
-    """It may have been removed since."""
-    ward.watch.heard("GPU-9", COUNTING)
-    assert ward.faults() == ["", ""]
+def test_an_xid_of_an_unknown_card_has_no_effect(watched: WatchedCards) -> None:
+    """The card may have been removed since."""
+    watched.watcher.record_xid("GPU-9", COUNTING)
+    assert watched.faults() == ["", ""]
 
 
-def test_an_error_of_a_card_concerns_all_its_parts() -> None:
-    """Errors are reported for the card, and containers have its parts."""
-    ward = Ward(mig_part(1), mig_part(2), mig_part(3, parent=1))
-    ward.watch.heard("GPU-0", COUNTING)
-    assert ward.faults() == ["XID 79", "XID 79", ""]
+def test_an_xid_of_a_card_makes_all_its_mig_devices_unhealthy() -> None:
+    """The driver reports XIDs for the card, and containers hold its MIG devices."""
+    watched = WatchedCards(mig_part(1), mig_part(2), mig_part(3, parent=1))
+    watched.watcher.record_xid("GPU-0", COUNTING)
+    assert watched.faults() == [OFF_THE_BUS, OFF_THE_BUS, ""]
 
 
-def test_a_card_is_well_again_after_a_quiet_while(ward: Ward) -> None:
-    """Not a moment earlier, and every new error begins the time anew."""
-    ward.watch.heard("GPU-0", COUNTING)
-    ward.pass_by(RECOVER_S - 1)
-    assert ward.faults() == ["XID 79", ""]
-    ward.watch.heard("GPU-0", 48)
-    ward.pass_by(RECOVER_S - 1)
-    assert ward.faults() == ["XID 48", ""]
-    ward.pass_by(1)
-    assert ward.faults() == ["", ""]
+def test_a_card_recovers_some_time_after_its_last_xid(watched: WatchedCards) -> None:
+    """Every further XID restarts that time."""
+    watched.watcher.record_xid("GPU-0", COUNTING)
+    watched.poll_after(RECOVER_S - 1)
+    assert watched.faults() == [OFF_THE_BUS, ""]
+    watched.watcher.record_xid("GPU-0", 48)
+    watched.poll_after(RECOVER_S - 1)
+    assert watched.faults() == [describe_xid(48), ""]
+    watched.poll_after(1)
+    assert watched.faults() == ["", ""]
 
 
-def test_only_news_are_told(ward: Ward) -> None:
-    """The kubelet need not hear every few seconds that nothing has changed."""
-    ward.watch.look()
-    assert ward.news == 0
+def test_only_changes_are_notified(watched: WatchedCards) -> None:
+    """Each notification makes the kubelet read the device list."""
+    watched.watcher.poll()
+    assert watched.changes == 0
     for _ in range(3):
-        ward.watch.heard("GPU-0", COUNTING)
-        ward.watch.look()
-    assert ward.news == 1
-    ward.pass_by(RECOVER_S)
-    ward.watch.look()
-    assert ward.news == 2
+        watched.watcher.record_xid("GPU-0", COUNTING)
+        watched.watcher.poll()
+    assert watched.changes == 1
+    watched.poll_after(RECOVER_S)
+    watched.watcher.poll()
+    assert watched.changes == 2
 
 
-def test_a_card_that_does_not_answer_twice_is_sick(ward: Ward) -> None:
-    """Once may be chance."""
-    ward.driver.faults["GPU-0"] = LOST
-    ward.watch.look()
-    assert ward.faults() == ["", ""]
-    ward.watch.look()
-    assert ward.faults() == [LOST, ""]
-    assert ward.news == 1
+def test_a_card_that_fails_two_checks_in_a_row_is_unhealthy(watched: WatchedCards) -> None:
+    """A single failure may be transient."""
+    watched.driver.faults["GPU-0"] = LOST
+    watched.watcher.poll()
+    assert watched.faults() == ["", ""]
+    watched.watcher.poll()
+    assert watched.faults() == [LOST, ""]
+    assert watched.changes == 1
 
 
-def test_a_card_that_answers_in_between_is_well(ward: Ward) -> None:
-    """Twice means twice in a row."""
+def test_failed_checks_that_are_not_in_a_row_do_not_count(watched: WatchedCards) -> None:
     for fault in (LOST, "", LOST, "", LOST):
-        ward.driver.faults["GPU-0"] = fault
-        ward.watch.look()
-    assert ward.faults() == ["", ""]
-    assert ward.news == 0
+        watched.driver.faults["GPU-0"] = fault
+        watched.watcher.poll()
+    assert watched.faults() == ["", ""]
+    assert watched.changes == 0
 
 
-def test_a_card_that_answers_again_is_well_again(ward: Ward) -> None:
+def test_a_card_recovers_with_its_first_successful_check(watched: WatchedCards) -> None:
     """After a reset, for example."""
-    ward.driver.faults["GPU-0"] = LOST
-    ward.watch.look()
-    ward.watch.look()
-    ward.driver.faults.clear()
-    ward.watch.look()
-    assert ward.faults() == ["", ""]
-    assert ward.news == 2
+    watched.driver.faults["GPU-0"] = LOST
+    watched.watcher.poll()
+    watched.watcher.poll()
+    watched.driver.faults.clear()
+    watched.watcher.poll()
+    assert watched.faults() == ["", ""]
+    assert watched.changes == 2
 
 
-def test_a_card_that_answers_is_sick_as_long_as_its_error_is_fresh(ward: Ward) -> None:
-    """An answer alone does not prove much."""
-    ward.watch.heard("GPU-0", COUNTING)
-    ward.driver.faults["GPU-0"] = LOST
-    ward.watch.look()
-    assert ward.faults() == ["XID 79", ""]
-    ward.watch.look()
-    assert ward.faults() == [LOST, ""]
-    ward.driver.faults.clear()
-    ward.watch.look()
-    assert ward.faults() == ["XID 79", ""]
-    ward.pass_by(RECOVER_S)
-    assert ward.faults() == ["", ""]
+def test_a_successful_check_does_not_cancel_a_recent_xid(watched: WatchedCards) -> None:
+    """A card may respond and still be broken."""
+    watched.watcher.record_xid("GPU-0", COUNTING)
+    watched.driver.faults["GPU-0"] = LOST
+    watched.watcher.poll()
+    assert watched.faults() == [OFF_THE_BUS, ""]
+    watched.watcher.poll()
+    assert watched.faults() == [LOST, ""]
+    watched.driver.faults.clear()
+    watched.watcher.poll()
+    assert watched.faults() == [OFF_THE_BUS, ""]
+    watched.poll_after(RECOVER_S)
+    assert watched.faults() == ["", ""]
 
 
-def test_a_card_that_falls_silent_once_keeps_its_state(ward: Ward) -> None:
-    """The error's time is over, but it did not answer: it stays as it was until it is asked again."""
-    ward.watch.heard("GPU-0", COUNTING)
-    ward.driver.faults["GPU-0"] = LOST
-    ward.pass_by(RECOVER_S)
-    assert ward.faults() == ["XID 79", ""]
-    ward.driver.faults.clear()
-    ward.watch.look()
-    assert ward.faults() == ["", ""]
+def test_a_single_failed_check_leaves_an_unhealthy_card_unhealthy(watched: WatchedCards) -> None:
+    """The XID has expired, but the check gives no evidence of recovery: the next check decides."""
+    watched.watcher.record_xid("GPU-0", COUNTING)
+    watched.driver.faults["GPU-0"] = LOST
+    watched.poll_after(RECOVER_S)
+    assert watched.faults() == [OFF_THE_BUS, ""]
+    watched.driver.faults.clear()
+    watched.watcher.poll()
+    assert watched.faults() == ["", ""]
 
 
-def test_the_time_of_the_last_look_is_known(ward: Ward) -> None:
-    """Whoever watches the watch can see that it hangs."""
-    ward.pass_by(5)
-    assert ward.watch.looked_at == 1005.0
+def test_the_time_of_the_last_poll_is_recorded(watched: WatchedCards) -> None:
+    """The metric of its age shows a watcher that is blocked."""
+    watched.poll_after(5)
+    assert watched.watcher.last_poll_at == 1005.0
 
 
-def test_a_card_that_is_missing_at_the_start_stays_sick() -> None:
-    """The driver does not know it, however often it is asked, until it is there again."""
-    ward = Ward(card(0), known=(card(0), card(1)))
-    ward.driver.faults["GPU-1"] = "the driver says: Not Found"
-    assert ward.faults() == ["", MISSING]
-    ward.watch.look()
-    assert ward.faults() == ["", MISSING]
-    ward.watch.look()
-    assert ward.faults() == ["", "the driver says: Not Found"]
-    ward.driver.faults.clear()
-    ward.node_cards.found([card(0), card(1)])
-    ward.watch.look()
-    assert ward.faults() == ["", ""]
+def test_a_card_that_is_missing_at_start_stays_unhealthy_until_it_is_listed() -> None:
+    watched = WatchedCards(card(0), known=(card(0), card(1)))
+    watched.driver.faults["GPU-1"] = "driver error: Not Found"
+    assert watched.faults() == ["", MISSING]
+    watched.watcher.poll()
+    assert watched.faults() == ["", MISSING]
+    watched.watcher.poll()
+    assert watched.faults() == ["", "driver error: Not Found"]
+    watched.driver.faults.clear()
+    watched.node_cards.update([card(0), card(1)])
+    watched.watcher.poll()
+    assert watched.faults() == ["", ""]
 
 
-def test_a_missing_card_stays_sick_when_another_reports_an_error() -> None:
-    """What happens to one card says nothing of another."""
-    ward = Ward(card(0), known=(card(0), card(1)))
-    ward.watch.heard("GPU-0", COUNTING)
-    assert ward.faults() == ["XID 79", MISSING]
+def test_an_xid_of_another_card_does_not_change_a_missing_card() -> None:
+    watched = WatchedCards(card(0), known=(card(0), card(1)))
+    watched.watcher.record_xid("GPU-0", COUNTING)
+    assert watched.faults() == [OFF_THE_BUS, MISSING]
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [(mig_part(1), mig_part(2)), (card(0), mig_part(1))],
-    ids=["a part that was made anew", "a card that was divided"],
+    ids=["a MIG device that was created again", "a card that was put into MIG mode"],
 )
-def test_a_card_that_is_not_listed_any_more_stays_sick_though_its_hardware_answers(before: Card, after: Card) -> None:
-    """Or the same memory would be offered twice: as what it was, and as what it is now."""
-    ward = Ward(before)
-    ward.node_cards.found([after])
-    ward.watch.look()
-    assert ward.node_cards.condition(before.uuid).fault == MISSING
+def test_a_card_that_is_no_longer_listed_stays_unhealthy_though_its_checks_succeed(before: Card, after: Card) -> None:
+    """Otherwise the same memory would be offered twice: as what it was, and as what it is now."""
+    watched = WatchedCards(before)
+    watched.node_cards.update([after])
+    watched.watcher.poll()
+    assert watched.node_cards.condition(before.uuid).fault == MISSING
 
 
 @pytest.fixture
-def started(ward: Ward) -> Iterator[Ward]:
-    """Two cards with a watch that runs."""
-    ward.watch.start()
-    yield ward
-    ward.watch.stop()
+def started(watched: WatchedCards) -> Iterator[WatchedCards]:
+    """Two cards with a running watcher."""
+    watched.watcher.start()
+    yield watched
+    watched.watcher.stop()
 
 
-def test_a_watch_hears_and_looks_by_itself(started: Ward) -> None:
-    """It listens to all cards, and goes on after whatever the driver fails with."""
-    started.driver.reports += [DriverError("gone"), ValueError("a fault of ours"), XidEvent("GPU-1", COUNTING)]
+def test_a_running_watcher_handles_events_and_polls(started: WatchedCards) -> None:
+    """It subscribes to all cards, and continues after any exception of the driver."""
+    started.driver.reports += [DriverError("gone"), ValueError("a bug"), XidEvent("GPU-1", COUNTING)]
     started.driver.faults["GPU-0"] = LOST
-    eventually(lambda: started.faults() == [LOST, "XID 79"], "both cards to be sick")
-    assert [each.uuid for each in started.driver.heeded] == ["GPU-0", "GPU-1"]
-    assert started.watch.alive
+    eventually(lambda: started.faults() == [LOST, OFF_THE_BUS], "both cards to be unhealthy")
+    assert [each.uuid for each in started.driver.subscribed] == ["GPU-0", "GPU-1"]
+    assert started.watcher.alive
 
 
-def test_a_watch_ends_when_it_is_told(ward: Ward) -> None:
-    """Both of its threads."""
-    ward.watch.start()
-    assert ward.watch.alive
-    ward.watch.stop()
-    eventually(lambda: not any(thread.is_alive() for thread in ward.watch._threads), "both threads to end")
+def test_stopping_a_watcher_ends_both_threads(watched: WatchedCards) -> None:
+    watched.watcher.start()
+    assert watched.watcher.alive
+    watched.watcher.stop()
+    eventually(lambda: not any(thread.is_alive() for thread in watched.watcher._threads), "both threads to end")
 
 
-def test_a_driver_that_does_not_answer_makes_the_card_sick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call hangs, and somebody else notices; when it returns at last, the card is well."""
-    ward = Ward(card(0), card(1))
+def test_a_card_whose_check_hangs_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread detects it; when the check returns at last, the card has recovered."""
+    watched = WatchedCards(card(0), card(1))
 
-    def hang(asked: Card) -> str:
-        if asked.uuid == "GPU-1":
-            ward.now += 5
-            ward.watch.look_after_the_look()
-            assert ward.faults() == ["", ""]
-            ward.now += 6
-            ward.watch.look_after_the_look()
-            assert ward.faults() == ["", "the driver has not answered for 10 s"]
+    def hang(checked: Card) -> str:
+        if checked.uuid == "GPU-1":
+            watched.now += 5
+            watched.watcher.detect_hang()
+            assert watched.faults() == ["", ""]
+            watched.now += 6
+            watched.watcher.detect_hang()
+            assert watched.faults() == ["", "no answer from the driver for 10 s"]
         return ""
 
-    monkeypatch.setattr(ward.driver, "fault_of", hang)
-    ward.watch.look()
-    assert ward.faults() == ["", ""]
+    monkeypatch.setattr(watched.driver, "check_card", hang)
+    watched.watcher.poll()
+    assert watched.faults() == ["", ""]

@@ -95,7 +95,7 @@ def numbers(path: Path) -> tuple[int, int]:
 @needs_root
 def test_missing_device_nodes_are_made(host: Host) -> None:
     """With the numbers that the driver and the kernel give them, and the minor of the card, not its index."""
-    nodes = host.driver().nodes_of([card(0, minor=3)])
+    nodes = host.driver().device_nodes([card(0, minor=3)])
     assert nodes == [
         DeviceNode(f"/dev/{name}", f"/dev/{name}")
         for name in ("nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
@@ -114,7 +114,7 @@ def test_device_nodes_that_are_there_are_left_alone(host: Host) -> None:
     """Whoever made them had reasons; the one for screens is given along where there is one."""
     for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
         host.file(f"dev/{name}")
-    nodes = host.driver().nodes_of([card(0, minor=0)])
+    nodes = host.driver().device_nodes([card(0, minor=0)])
     assert [each.container for each in nodes] == [
         "/dev/nvidia0",
         "/dev/nvidiactl",
@@ -127,7 +127,7 @@ def test_device_nodes_that_are_there_are_left_alone(host: Host) -> None:
 @needs_root
 def test_several_cards_share_the_common_nodes(host: Host) -> None:
     """Each node is listed once."""
-    nodes = host.driver().nodes_of([card(0), card(1), card(0)])
+    nodes = host.driver().device_nodes([card(0), card(1), card(0)])
     assert [each.container for each in nodes] == [
         "/dev/nvidia7",
         "/dev/nvidia6",
@@ -141,7 +141,7 @@ def test_several_cards_share_the_common_nodes(host: Host) -> None:
 def test_a_kernel_without_the_uvm_module_gets_no_node_for_it(host: Host) -> None:
     """A node with a wrong number would be worse than none."""
     host.majors(nvidia=195)
-    nodes = host.driver().nodes_of([card(0)])
+    nodes = host.driver().device_nodes([card(0)])
     assert [each.container for each in nodes] == ["/dev/nvidia7", "/dev/nvidiactl"]
 
 
@@ -158,7 +158,7 @@ def test_the_uvm_module_is_loaded_where_the_driver_can(host: Host, monkeypatch: 
         return subprocess.CompletedProcess(command, 0, b"", b"")
 
     monkeypatch.setattr(subprocess, "run", run)
-    host.driver().nodes_of([card(0)])
+    host.driver().device_nodes([card(0)])
     assert commands == [["chroot", str(host.root), "/usr/bin/nvidia-modprobe", "-u", "-c=0"]]
     assert numbers(host.root / "dev/nvidia-uvm") == (UVM_MAJOR, 0)
 
@@ -168,7 +168,7 @@ def test_a_part_of_a_card_needs_the_nodes_of_its_instances(host: Host) -> None:
     """One for the gpu instance and one for the compute instance, found by the minor of the card."""
     host.capability("gpu3/mig/gi1", 21)
     host.capability("gpu3/mig/gi1/ci0", 22)
-    nodes = host.driver().nodes_of([mig_part(1, minor=3)])
+    nodes = host.driver().device_nodes([mig_part(1, minor=3)])
     assert [each.container for each in nodes][:3] == [
         "/dev/nvidia3",
         "/dev/nvidia-caps/nvidia-cap21",
@@ -182,7 +182,7 @@ def test_a_part_of_a_card_needs_the_nodes_of_its_instances(host: Host) -> None:
 def test_a_driver_that_does_not_tell_its_capabilities_gives_none(host: Host) -> None:
     """Nor does a file that says something else."""
     host.file("../proc/driver/nvidia/capabilities/gpu3/mig/gi1/access", "nothing to see\n")
-    nodes = host.driver().nodes_of([mig_part(1, minor=3)])
+    nodes = host.driver().device_nodes([mig_part(1, minor=3)])
     assert not any("caps" in each.container for each in nodes)
 
 
@@ -191,7 +191,7 @@ def test_a_driver_in_a_container_has_device_nodes_of_its_own(host: Host) -> None
     """The container sees them where it expects them."""
     host.install(below="run/nvidia/driver/")
     host.file("run/nvidia/driver/dev/nvidiactl")
-    nodes = host.driver().nodes_of([card(0, minor=0)])
+    nodes = host.driver().device_nodes([card(0, minor=0)])
     assert DeviceNode("/run/nvidia/driver/dev/nvidia0", "/dev/nvidia0") in nodes
 
 
@@ -211,20 +211,20 @@ def test_the_driver_is_found(host: Host, below: str, configured: str, expected: 
     host.install(below=below)
     driver = host.driver(configured)
     assert driver.root == host.root / expected
-    assert driver.library() == host.root / expected / LIBRARIES / "libnvidia-ml.so.1"
+    assert driver.find_library() == host.root / expected / LIBRARIES / "libnvidia-ml.so.1"
 
 
 def test_a_machine_without_a_driver_has_no_library(host: Host) -> None:
     """The loader may know one."""
-    assert host.driver().library() is None
-    assert host.driver().files() == {}
+    assert host.driver().find_library() is None
+    assert host.driver().find_files() == {}
 
 
 def test_libraries_are_found_where_the_loader_is_told_to_look(host: Host) -> None:
     """Some distributions have folders of their own for a driver."""
     host.file("etc/ld.so.conf.d/nvidia.conf", "# the driver\n/opt/nvidia/lib\n")
     host.file("opt/nvidia/lib/libnvidia-ml.so.1")
-    assert host.driver().library() == host.root / "opt/nvidia/lib/libnvidia-ml.so.1"
+    assert host.driver().find_library() == host.root / "opt/nvidia/lib/libnvidia-ml.so.1"
 
 
 TAKEN = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.550.54.15", "libnvoptix.so.1")
@@ -235,14 +235,14 @@ def test_only_the_drivers_own_libraries_are_taken(host: Host) -> None:
     """Toolkits and the machine's own libraries are the container's business."""
     for name in (*TAKEN, *LEFT):
         host.file(f"{LIBRARIES}/{name}")
-    assert set(host.driver().files()) == {f"lib64/{name}" for name in TAKEN}
+    assert set(host.driver().find_files()) == {f"lib64/{name}" for name in TAKEN}
 
 
 def test_programs_are_found(host: Host) -> None:
     """The first of a name counts."""
     first, second = host.file("usr/bin/nvidia-smi"), host.file("opt/bin/nvidia-smi")
     other = host.file("usr/sbin/nvidia-persistenced")
-    found = host.driver().files()
+    found = host.driver().find_files()
     assert found == {"bin/nvidia-smi": first, "bin/nvidia-persistenced": other}
     assert second not in found.values()
 
@@ -250,7 +250,7 @@ def test_programs_are_found(host: Host) -> None:
 def laid_out(host: Host, folder: Path, version: str = VERSION) -> Path:
     """Lay the driver out; gives the folder that is current."""
     folder.mkdir(exist_ok=True)
-    link = host.driver().lay_out(folder, version)
+    link = host.driver().install_files(folder, version)
     assert link == folder / "current"
     return folder / link.readlink()
 
@@ -321,7 +321,7 @@ def test_a_new_driver_replaces_the_link_and_leaves_the_old_files(host: Host, tmp
     assert (folder / "current/lib64/libcuda.so.1").read_text() == "libcuda 560.1"
     assert old.is_dir()
     (folder / ".half.new/lib64").mkdir(parents=True)
-    HostDriver.remove_old(folder)
+    HostDriver.remove_old_files(folder)
     assert {each.name for each in folder.iterdir()} == {"current", new.name}
 
 
@@ -336,8 +336,8 @@ def test_a_driver_that_was_repaired_is_laid_out_anew(host: Host, tmp_path: Path)
 
 def test_without_files_there_is_nothing_to_lay_out(host: Host, tmp_path: Path) -> None:
     """Nor is anything removed that is not there."""
-    assert host.driver().lay_out(tmp_path, VERSION) is None
-    HostDriver.remove_old(tmp_path / "nowhere")
+    assert host.driver().install_files(tmp_path, VERSION) is None
+    HostDriver.remove_old_files(tmp_path / "nowhere")
     assert not (tmp_path / "current").is_symlink()
 
 
@@ -372,7 +372,7 @@ class Ground:
         host.install()
         self.folder, self.cdi = folder / "quotient", folder / "cdi"
         self.node_cards = NodeCards()
-        self.node_cards.found([card(0), card(1)])
+        self.node_cards.update([card(0), card(1)])
         self.injector = Injector(way, self.folder, host.driver(), self.node_cards, names=NAMES, cdi=self.cdi)
         self.injector.start(VERSION)
 
@@ -608,7 +608,7 @@ def test_a_program_that_loads_the_uvm_module_may_hang(host: Host, monkeypatch: p
         raise subprocess.TimeoutExpired(command, 20)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert [each.container for each in host.driver().nodes_of([card(0)])] == ["/dev/nvidia7", "/dev/nvidiactl"]
+    assert [each.container for each in host.driver().device_nodes([card(0)])] == ["/dev/nvidia7", "/dev/nvidiactl"]
 
 
 @needs_root
@@ -657,7 +657,7 @@ def test_an_answer_is_outdated_once_its_card_has_another_number(made: Made, way:
     answer = ground.injector.answer(POD, "a", ground.got(), HALF)
     assert not ground.injector.is_outdated(answer, HALF)
     first, second = ground.node_cards.cards()
-    ground.node_cards.found([replace(first, minor=second.minor), replace(second, minor=first.minor)])
+    ground.node_cards.update([replace(first, minor=second.minor), replace(second, minor=first.minor)])
     assert ground.injector.is_outdated(answer, HALF) == (way != "cdi")
 
 

@@ -1,4 +1,4 @@
-"""What the plugin writes on pods that it placed itself."""
+"""The events of the publisher, conflicts with other device plugins, and placements that it writes on pods."""
 
 from typing import Any, cast
 
@@ -6,54 +6,98 @@ import pytest
 
 from cluster.errors import Conflict, NotFound, Rejected
 from cluster.interface import Cluster
+from cluster.objects import Metadata, Node, NodeStatus
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
-from nodeplugin.node_publisher import NodePublisher
+from nodeplugin.node_publisher import NodePublisher, conflicting_resources
+from vcuda.inventory import Gpu
 from vcuda.names import Names
 
+NODE = Node(metadata=Metadata(name="n1"))
 
-class Server:
-    """Takes placements, but for those that it denies."""
 
-    def __init__(self, **denied: Exception) -> None:
-        self.denied, self.asked, self.written = denied, list[str](), list[str]()
+class PodServer:
+    """Accepts patches of pods, except for those that it is given an error for."""
+
+    def __init__(self, **errors: Exception) -> None:
+        self.errors, self.requested, self.written = errors, list[str](), list[str]()
 
     def patch(self, _kind: Any, name: str, _namespace: str, _changes: Any) -> None:
-        self.asked.append(name)
-        if name in self.denied:
-            raise self.denied[name]
+        self.requested.append(name)
+        if name in self.errors:
+            raise self.errors[name]
         self.written.append(name)
 
 
-def publisher(server: Server, *names: str) -> NodePublisher:
-    """A publisher of a node with pods that it placed."""
-    holds = [PodAllocation(uid=f"uid-{name}", namespace="team", name=name, placed={}, held={}) for name in names]
+def publisher(server: PodServer, *names: str) -> NodePublisher:
+    """A publisher of a node that placed these pods itself."""
+    allocations = [PodAllocation(uid=f"uid-{name}", namespace="team", name=name, placed={}, held={}) for name in names]
     return NodePublisher(
         cast("Cluster", server),
         "n1",
         Names(),
         NodeCards(),
         on_change=lambda: None,
-        deviating=lambda: holds,
-        driver=lambda: "",
+        unwritten_placements=lambda: allocations,
+        driver_version=lambda: "",
     )
 
 
-def test_a_pod_whose_placement_is_denied_holds_up_no_other() -> None:
-    """Somebody's policy does not like it: it is tried again, and the others are written at once."""
-    server = Server(first=Rejected("a policy says no"))
+def test_a_pod_whose_patch_is_rejected_does_not_delay_others() -> None:
+    """An admission policy rejects it: it is retried, and the other pods are written at once."""
+    server = PodServer(first=Rejected("a policy says no"))
     made = publisher(server, "first", "last")
-    assert not made._write_placements(), "it is to be tried again"
+    assert not made._write_placements(), "it has to be retried"
     assert server.written == ["last"]
 
 
 @pytest.mark.parametrize(
-    "gone", [NotFound("no such pod"), Rejected("metadata.uid: immutable"), Conflict("UID in precondition")], ids=str
+    "error", [NotFound("no such pod"), Rejected("metadata.uid: immutable"), Conflict("UID in precondition")], ids=str
 )
-def test_a_pod_that_is_another_by_now_is_left_alone(gone: Exception) -> None:
-    """Under its name there is none any more, or another one."""
-    server = Server(first=gone)
+def test_a_pod_that_is_gone_or_replaced_is_not_retried(error: Exception) -> None:
+    server = PodServer(first=error)
     made = publisher(server, "first")
     assert made._write_placements()
     assert made._write_placements()
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
+
+
+CAPACITIES = {
+    "ours": ({"inspur.com/vcuda-core": "400", "cpu": "8"}, []),
+    "whole cards of NVIDIA's plugin": ({"nvidia.com/gpu": "4"}, ["nvidia.com/gpu"]),
+    "MIG profiles of NVIDIA's plugin": ({"nvidia.com/mig-1g.5gb": "7"}, ["nvidia.com/mig-1g.5gb"]),
+    "the vcuda-core of another domain": ({"tencent.com/vcuda-core": "400"}, ["tencent.com/vcuda-core"]),
+    "a plugin that is gone": ({"nvidia.com/gpu": "0"}, []),
+    "several": (
+        {"volcano.sh/vgpu-number": "8", "aliyun.com/gpu-mem": "160"},
+        ["aliyun.com/gpu-mem", "volcano.sh/vgpu-number"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("capacity", "expected"), CAPACITIES.values(), ids=CAPACITIES.keys())
+def test_resources_of_other_plugins_for_the_same_cards_conflict(capacity: dict[str, str], expected: list[str]) -> None:
+    node = Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
+    assert conflicting_resources(node, Names()) == expected
+
+
+def gpu(reason: str = "") -> Gpu:
+    return Gpu(uuid="GPU-1", index=1, model="A100", memory_mib=40960, healthy=not reason, reason=reason)
+
+
+def test_every_change_of_a_cards_health_is_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a new reason; but not the same state again, nor a card that has always been healthy."""
+    made = publisher(PodServer())
+    events: list[tuple[str, str, str]] = []
+
+    def record(_about: object, reason: str, message: str, *, type_: str = "Normal") -> None:
+        events.append((type_, reason, message))
+
+    monkeypatch.setattr(made._events, "record", record)
+    for state in (gpu(), gpu("XID 79"), gpu("XID 79"), gpu("XID 48"), gpu(), gpu()):
+        made._report_health(NODE, state)
+    assert events == [
+        ("Warning", "GPUUnhealthy", "GPU 1 (GPU-1): XID 79"),
+        ("Warning", "GPUUnhealthy", "GPU 1 (GPU-1): XID 48"),
+        ("Normal", "GPUHealthy", "GPU 1 (GPU-1) has recovered"),
+    ]
