@@ -1,1 +1,1 @@
-"""Every figure the README claims, measured, with the yardstick beside it."""
+"""Benchmarks: every figure that the README claims, measured beside a baseline on the same machine."""

@@ -1,13 +1,13 @@
-"""What quotas cost: creations a second beside Kubernetes' own quota, and a large cluster in the controller.
+"""The cost of quotas: pod creation rate compared with native ResourceQuota, and the controller on a large cluster.
 
     python -m bench.quota [--rounds 3] [--pods 2000] [--scale 1000x100] [--only rate|scale]
 
-Rate: 50 clients create small GPU pods in one namespace as fast as they can, on a real API server; with Quotient's
-webhook and ledger, then with native ResourceQuota on the same resources and no webhook, in turns. Everything shares the
-machine, so that only the ratio within a round says something.
+Rate: 50 clients create small GPU pods in one namespace at full speed, on a real API server; in turns with Quotient's
+webhook and ledger, and with a native ResourceQuota on the same resources and no webhook. Everything shares one machine,
+so only the ratio within a round is meaningful.
 
-Scale: many namespaces with a quota and pods each; the controller is started on them, and then pods end and others
-begin at a steady rate.
+Scale: many namespaces, each with a quota and pods. The controller is started on them, and then pods are deleted at a
+steady rate.
 """
 
 import argparse
@@ -17,13 +17,13 @@ import platform
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any, Self
 
+from bench.reporting import current_commit, print_progress, resident_bytes
 from cluster.api import ApiCluster, connect
 from cluster.informer import Informer
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap
@@ -33,10 +33,9 @@ from tests.cluster.quotient import run_beside
 from tests.cluster.real import RealCluster
 from tests.running import RunningController
 from vcuda.ledger import PodKey, pack_uid
-from vcuda.names import LEDGER_KEY, Names
+from vcuda.names import LEDGER_KEY, QUOTA_KEY, Names
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "quota.json"
+RESULTS = Path(__file__).parent / "results" / "quota.json"
 TARGETS = {
     "times_native": 0.5,
     "hoped_for_times_native": 0.8,
@@ -46,76 +45,76 @@ TARGETS = {
 }
 HOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 NAMES = Names()
+SYSTEM_NAMESPACE = "quotient-system"
+# More than all pods together request: the cost of accounting is measured, not refusals.
 PLENTY = 10**7
-CHANGES_PER_S, CHANGES_FOR_S = 50, 20
-READY_S = 300
+DELETIONS_PER_S, DELETIONS_FOR_S = 50, 20
+READY_TIMEOUT_S, FREED_TIMEOUT_S = 300, 30
 
 Figures = dict[str, Any]
 
 
-def say(text: str) -> None:
-    """Show progress."""
-    print(text, flush=True)  # noqa: T201
-
-
-def quota(namespace: str) -> dict[str, Any]:
-    """Write a quota with room for everything."""
+def gpu_quota(namespace: str) -> dict[str, Any]:
     text = f"types: {{A100: {{cores: {PLENTY}, memory: {PLENTY}Gi}}}}"
     metadata = {"name": "q", "namespace": namespace, "labels": {NAMES.quota_label: "true"}}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": text}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {QUOTA_KEY: text}}
 
 
-def native(namespace: str) -> dict[str, Any]:
-    """Write Kubernetes' own quota for the same resources."""
+def native_quota(namespace: str) -> dict[str, Any]:
+    """Return a ResourceQuota on the same resources."""
     hard = {f"requests.{NAMES.core}": str(PLENTY), f"requests.{NAMES.memory}": str(PLENTY)}
     metadata = {"name": "q", "namespace": namespace}
     return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}
 
 
-def create(real: RealCluster, namespaces: list[str], count: int) -> Figures:
-    """Let 50 clients create pods, inside the cluster's own network."""
+def create_pods(real: RealCluster, namespaces: list[str], count: int) -> Figures:
+    """Create pods with 50 clients; raises RuntimeError unless all of them are created."""
+    # In a process of its own, inside the cluster's network namespace.
     kubeconfig = real.layout.state / "admin.kubeconfig"
     done = real.enter(sys.executable, "-m", "bench.creating", str(kubeconfig), ",".join(namespaces), str(count))
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    found: Figures = json.loads(done.stdout)
-    if set(found["answers"]) != {"201"}:
-        raise RuntimeError(f"not all were created: {found}")
-    return found
+    figures: Figures = json.loads(done.stdout)
+    if set(figures["statuses"]) != {"201"}:
+        raise RuntimeError(f"not all pods were created: statuses {figures['statuses']}, errors {figures['errors']}")
+    return figures
 
 
 def measure_rate(rounds: int, pods: int) -> Figures:
-    """Let both take turns on one cluster."""
+    """Measure both quotas in turns on one cluster."""
     real = RealCluster.start(node=False)
-    found: dict[str, list[Figures]] = {"quotient": [], "native": []}
+    figures: dict[str, list[Figures]] = {"quotient": [], "native": []}
     try:
         run_beside(real)
         hooks = [json.loads(real.kubectl("get", kind, "quotient", "-o", "json")) for kind in HOOKS]
         for number in range(rounds):
-            for each in hooks:
-                real.kubectl("apply", "-f-", stdin=json.dumps(each | {"metadata": {"name": "quotient"}}))
-            found["quotient"].append(measured(real, f"quotient-{number}", quota(f"quotient-{number}"), pods))
+            for hook in hooks:
+                real.kubectl("apply", "-f-", stdin=json.dumps(hook | {"metadata": {"name": "quotient"}}))
+            name = f"quotient-{number}"
+            figures["quotient"].append(measure_round(real, name, gpu_quota(name), pods))
             for kind in HOOKS:
                 real.kubectl("delete", kind, "quotient")
-            found["native"].append(measured(real, f"native-{number}", native(f"native-{number}"), pods))
-            ratio = found["quotient"][-1]["per_s"] / found["native"][-1]["per_s"]
-            say(f"round {number + 1} of {rounds}: {ratio:.2f} times native")
+            name = f"native-{number}"
+            figures["native"].append(measure_round(real, name, native_quota(name), pods))
+            ratio = figures["quotient"][-1]["per_s"] / figures["native"][-1]["per_s"]
+            print_progress(f"round {number + 1} of {rounds}: {ratio:.2f} times native")
         metrics = real.enter(str(shutil.which("curl")), "-s", "http://127.0.0.1:8080/metrics").stdout
     finally:
         real.stop()
-    ratios = [ours["per_s"] / theirs["per_s"] for ours, theirs in zip(found["quotient"], found["native"], strict=True)]
+    pairs = zip(figures["quotient"], figures["native"], strict=True)
+    ratios = [ours["per_s"] / theirs["per_s"] for ours, theirs in pairs]
     return {
         "pods": pods,
-        "per_s": {name: round(statistics.median(each["per_s"] for each in every)) for name, every in found.items()},
-        "p99_ms": {name: round(statistics.median(each["p99_ms"] for each in every)) for name, every in found.items()},
+        "per_s": {name: round(statistics.median(each["per_s"] for each in runs)) for name, runs in figures.items()},
+        "p99_ms": {name: round(statistics.median(each["p99_ms"] for each in runs)) for name, runs in figures.items()},
         "times_native": round(statistics.median(ratios), 2),
         "times_native_of_each_round": [round(ratio, 2) for ratio in ratios],
-        "ledger": series(metrics),
+        "ledger": ledger_counters(metrics),
     }
 
 
-def series(metrics: str) -> Figures:
-    """Take from the webhook's metrics how charging went."""
+def ledger_counters(metrics: str) -> Figures:
+    """Extract from the webhook's metrics how often the ledger was written, and how often that conflicted."""
     wanted = ("quotient_ledger_writes_total", "quotient_ledger_conflicts_total", "quotient_connections_total")
     return {
         line.split()[0].removeprefix("quotient_").removesuffix("_total"): float(line.split()[1])
@@ -124,25 +123,26 @@ def series(metrics: str) -> Figures:
     }
 
 
-def measured(real: RealCluster, namespace: str, held_to: dict[str, Any], pods: int) -> Figures:
-    """Create pods in a new namespace."""
+def measure_round(real: RealCluster, namespace: str, quota: dict[str, Any], pods: int) -> Figures:
+    """Create pods in a new namespace with this quota."""
     real.kubectl("create", "namespace", namespace)
-    real.kubectl("apply", "-f-", stdin=json.dumps(held_to))
-    time.sleep(3)  # until the quota is in force everywhere, and the machine is quiet
-    found = create(real, [namespace], pods)
-    say(f"{namespace}: {found['per_s']:.0f}/s, p99 {found['p99_ms']:.0f} ms")
-    return found
+    real.kubectl("apply", "-f-", stdin=json.dumps(quota))
+    time.sleep(3)  # until the quota is in force everywhere, and the machine is idle
+    figures = create_pods(real, [namespace], pods)
+    print_progress(f"{namespace}: {figures['per_s']:.0f}/s, p99 {figures['p99_ms']:.0f} ms")
+    return figures
 
 
-class Freed:
-    """Watches ledgers, and says how long it took until what a pod held was free."""
+class ReleaseTimer:
+    """Measures how long after its deletion a pod is released from its ledger, by watching the ledgers."""
 
     def __init__(self, cluster: ApiCluster, system_namespace: str) -> None:
-        self._held: dict[PodKey, tuple[str, float]] = {}
+        # Guards the two fields below: the informer's thread and the caller's change them.
         self._lock = threading.Lock()
-        self.taken: list[float] = []
+        self._deleted: dict[PodKey, tuple[str, float]] = {}
+        self.latencies_s: list[float] = []
         self._informer = Informer(cluster, CONFIG_MAPS, system_namespace, LEDGER_SELECTOR)
-        self._informer.on_change(self._changed)
+        self._informer.on_change(self._on_ledger_change)
 
     def __enter__(self) -> Self:
         self._informer.start()
@@ -152,46 +152,49 @@ class Freed:
     def __exit__(self, *_: object) -> None:
         self._informer.stop()
 
-    def expect(self, namespace: str, uid: str) -> None:
-        """Wait for a pod that was just deleted."""
+    def start_timer(self, namespace: str, uid: str) -> None:
+        """Start the time of a pod; call this just before its deletion."""
         with self._lock:
-            self._held[pack_uid(uid)] = namespace, time.monotonic()
+            self._deleted[pack_uid(uid)] = namespace, time.monotonic()
 
     @property
-    def waiting(self) -> int:
-        """How many are not free yet."""
-        return len(self._held)
+    def pending(self) -> int:
+        """How many deleted pods are still in their ledger."""
+        return len(self._deleted)
 
-    def _changed(self, _: ConfigMap | None, after: ConfigMap | None) -> None:
+    def _on_ledger_change(self, _: ConfigMap | None, after: ConfigMap | None) -> None:
         if after is None:
             return
         namespace, text = ledger_namespace(after), after.data.get(LEDGER_KEY, "")
         with self._lock:
-            gone = [key for key, (where, _) in self._held.items() if where == namespace and key not in text]
-            for key in gone:
-                self.taken.append(time.monotonic() - self._held.pop(key)[1])
+            # A search in the text, not a decoded ledger: decoding would compete with the controller for the CPU.
+            released = [key for key, (where, _) in self._deleted.items() if where == namespace and key not in text]
+            for key in released:
+                self.latencies_s.append(time.monotonic() - self._deleted.pop(key)[1])
 
 
 def measure_scale(namespaces: int, each: int) -> Figures:
-    """Fill a cluster, start the controller on it, and let pods come and go."""
+    """Fill a cluster, start the controller on it, and delete pods."""
     real = RealCluster.start(node=False)
     try:
         cluster = connect(str(real.kubeconfig))
         names = [f"team-{number:04}" for number in range(namespaces)]
-        say(f"{namespaces} namespaces with a quota each")
-        cluster.create(NAMESPACES, {"metadata": {"name": "quotient-system"}})
+        print_progress(f"creating {namespaces} namespaces with a quota each")
+        cluster.create(NAMESPACES, {"metadata": {"name": SYSTEM_NAMESPACE}})
         for name in names:
             new_namespace(cluster, name)
-            cluster.create(CONFIG_MAPS, quota(name))
-        say(f"{namespaces * each:,} pods")
-        rate = create(real, names, namespaces * each)["per_s"]
-        say(f"made at {rate:.0f}/s; the controller takes them over")
+            cluster.create(CONFIG_MAPS, gpu_quota(name))
+        print_progress(f"creating {namespaces * each:,} pods")
+        rate = create_pods(real, names, namespaces * each)["per_s"]
+        print_progress(f"created at {rate:.0f}/s; starting the controller")
         folder = real.layout.state
         figures: Figures = {"namespaces": namespaces, "pods": namespaces * each}
-        figures["first_start_s"], _ = started(real, folder, namespaces, each)
-        figures["start_s"], controller = started(real, folder, namespaces, each)
+        # The first start builds all ledgers, the second finds them complete.
+        figures["first_start_s"], controller = start_controller(real, folder, namespaces, each)
+        controller.stop()
+        figures["start_s"], controller = start_controller(real, folder, namespaces, each)
         try:
-            figures |= churn(cluster, names)
+            figures |= delete_pods(cluster, names)
             figures["rss_mb"] = round(rss_mb(controller), 1)
         finally:
             controller.stop()
@@ -200,81 +203,75 @@ def measure_scale(namespaces: int, each: int) -> Figures:
         real.stop()
 
 
-def started(real: RealCluster, folder: Path, namespaces: int, each: int) -> tuple[float, RunningController]:
-    """Start a controller, and wait until all namespaces are accounted for; the second start finds them so."""
+def start_controller(real: RealCluster, folder: Path, namespaces: int, each: int) -> tuple[float, RunningController]:
+    """Start a controller, and wait until it has accounted for all namespaces; returns the seconds that it took."""
     controller = RunningController(real.kubeconfig, folder)
     began = time.monotonic()
     controller.start(ready=False)
-    until = began + READY_S
+    deadline = began + READY_TIMEOUT_S
     while "caught_up" not in controller.log.read_text():
-        if time.monotonic() > until:
-            raise RuntimeError("the controller did not catch up in time")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the controller did not catch up within {READY_TIMEOUT_S} s")
         time.sleep(0.05)
-    took = time.monotonic() - began
+    took_s = time.monotonic() - began
     lines = controller.ops("/metrics")[1].splitlines()
     used = [line for line in lines if line.startswith("quotient_quota_used") and 'resource="cores"' in line]
     if len(used) != namespaces or not all(float(line.split()[-1]) >= each for line in used):
-        raise RuntimeError("the controller says it has caught up, and has not")
-    say(f"synced and reconciled after {took:.1f} s, {rss_mb(controller):.0f} MB")
-    if not (folder / "started").exists():
-        (folder / "started").touch()
-        controller.stop()
-    return round(took, 1), controller
+        raise RuntimeError("the controller logged caught_up, but its metrics do not account for all pods")
+    print_progress(f"synced and reconciled after {took_s:.1f} s, {rss_mb(controller):.0f} MB")
+    return round(took_s, 1), controller
 
 
 def rss_mb(controller: RunningController) -> float:
-    """Give what the process holds of the machine's memory."""
-    text = Path(f"/proc/{controller.pids()[0]}/status").read_text()
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS"))) * 1024 / 1e6
+    """Return the controller's resident memory in MB, which is 10**6 bytes."""
+    return resident_bytes(controller.pids()[0]) / 1e6
 
 
-def churn(cluster: ApiCluster, names: list[str]) -> Figures:
-    """Let pods end at a steady rate, and measure until what they held is free."""
-    chance = random.Random(1)
-    say(f"{CHANGES_PER_S} changes a second for {CHANGES_FOR_S} s")
-    victims = [pod for name in chance.sample(names, min(50, len(names))) for pod in cluster.list(PODS, name).items]
-    chance.shuffle(victims)
-    with Freed(cluster, "quotient-system") as freed:
+def delete_pods(cluster: ApiCluster, names: list[str]) -> Figures:
+    """Delete pods at a steady rate, and measure until each is released from its ledger."""
+    rng = random.Random(1)
+    print_progress(f"{DELETIONS_PER_S} deletions per second for {DELETIONS_FOR_S} s")
+    pods = [pod for name in rng.sample(names, min(50, len(names))) for pod in cluster.list(PODS, name).items]
+    rng.shuffle(pods)
+    with ReleaseTimer(cluster, SYSTEM_NAMESPACE) as timer:
         began = time.monotonic()
-        for number, pod in enumerate(victims[: CHANGES_PER_S * CHANGES_FOR_S]):
-            time.sleep(max(0.0, began + number / CHANGES_PER_S - time.monotonic()))
-            freed.expect(pod.metadata.namespace, pod.metadata.uid)
+        for number, pod in enumerate(pods[: DELETIONS_PER_S * DELETIONS_FOR_S]):
+            time.sleep(max(0.0, began + number / DELETIONS_PER_S - time.monotonic()))
+            timer.start_timer(pod.metadata.namespace, pod.metadata.uid)
             cluster.delete(PODS, pod.metadata.name, pod.metadata.namespace, grace_s=0)
-        until = time.monotonic() + 30
-        while freed.waiting and time.monotonic() < until:
+        deadline = time.monotonic() + FREED_TIMEOUT_S
+        while timer.pending and time.monotonic() < deadline:
             time.sleep(0.05)
-        taken = sorted(freed.taken)
-    say(f"{len(taken)} ended; freed after {taken[len(taken) // 2]:.2f} s, p99 {taken[len(taken) * 99 // 100]:.2f} s")
+        latencies_s = sorted(timer.latencies_s)
+    p50_s, p99_s = latencies_s[len(latencies_s) // 2], latencies_s[len(latencies_s) * 99 // 100]
+    print_progress(f"{len(latencies_s)} pods released, p50 {p50_s:.2f} s, p99 {p99_s:.2f} s after their deletion")
     return {
-        "ended": len(taken),
-        "never_freed": freed.waiting,
-        "freed_s": {"p50": round(taken[len(taken) // 2], 3), "p99": round(taken[len(taken) * 99 // 100], 3)},
+        "ended": len(latencies_s),
+        "never_freed": timer.pending,
+        "freed_s": {"p50": round(p50_s, 3), "p99": round(p99_s, 3)},
     }
 
 
 def main() -> None:
-    """Measure, show and write down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pods", type=int, default=2000, help="in each round of the rate")
-    parser.add_argument("--scale", default="1000x100", help="namespaces x pods in each")
-    parser.add_argument("--only", choices=["rate", "scale"])
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the rate")
+    parser.add_argument("--pods", type=int, default=2000, help="pods per round of the rate")
+    parser.add_argument("--scale", default="1000x100", help="namespaces x pods per namespace")
+    parser.add_argument("--only", choices=["rate", "scale"], help="measure one; the other keeps its earlier results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the results")
     options = parser.parse_args()
     before = json.loads(options.results.read_text()) if options.results.exists() else {}
-    git = [str(shutil.which("git")), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
-    about = {"commit": commit, "seed": 1, "cores": os.cpu_count(), "python": platform.python_version()}
+    about = {"commit": current_commit(), "seed": 1, "cores": os.cpu_count(), "python": platform.python_version()}
     figures: Figures = {key: before[key] for key in ("rate", "scale") if key in before}
     if options.only != "scale":
         figures["rate"] = measure_rate(options.rounds, options.pods)
-        say(f"rate: {figures['rate']['times_native']} times native")
+        print_progress(f"rate: {figures['rate']['times_native']} times native")
     if options.only != "rate":
         namespaces, each = map(int, options.scale.split("x"))
         figures["scale"] = measure_scale(namespaces, each)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(json.dumps(about | {"targets": TARGETS} | figures, indent=1) + "\n")
-    say(f"written to {options.results}")
+    print_progress(f"results written to {options.results}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reviews as an API server sends them: a pod of 3 kB, and one of 30 kB with managed fields."""
+"""Admission reviews as an API server sends them: one of 3 kB, and one of 30 kB with managed fields."""
 
 import json
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-def pod(extra_environment: int = 8) -> dict[str, Any]:
-    """Write a pod as it looks after the API server's own defaults, with half a card."""
+def reviewed_pod(environment_variables: int = 8) -> dict[str, Any]:
+    """Return a pod with half a card, with the defaults that the API server sets before admission."""
     share = {"inspur.com/vcuda-core": "50", "inspur.com/vcuda-memory": "30", "cpu": "4", "memory": "16Gi"}
-    environment = [{"name": f"SETTING_{index}", "value": f"value-{index}" * 3} for index in range(extra_environment)]
+    environment = [
+        {"name": f"SETTING_{index}", "value": f"value-{index}" * 3} for index in range(environment_variables)
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -68,12 +70,12 @@ def pod(extra_environment: int = 8) -> dict[str, Any]:
             "schedulerName": "default-scheduler",
             "tolerations": [
                 {
-                    "key": f"node.kubernetes.io/{why}",
+                    "key": f"node.kubernetes.io/{condition}",
                     "operator": "Exists",
                     "effect": "NoExecute",
                     "tolerationSeconds": 300,
                 }
-                for why in ("not-ready", "unreachable")
+                for condition in ("not-ready", "unreachable")
             ],
             "priority": 0,
             "enableServiceLinks": True,
@@ -84,7 +86,7 @@ def pod(extra_environment: int = 8) -> dict[str, Any]:
 
 
 def managed_fields(entries: int) -> list[dict[str, Any]]:
-    """Write what the API server keeps on who set which field."""
+    """Return field managers as server-side apply records them; in real pods they are often the largest part."""
     fields: dict[str, Any] = {
         f"f:field{index}": {"f:inner": {}, 'k:{"name":"x"}': {".": {}, "f:name": {}, "f:value": {}}}
         for index in range(30)
@@ -102,8 +104,8 @@ def managed_fields(entries: int) -> list[dict[str, Any]]:
     ]
 
 
-def review(made: dict[str, Any]) -> bytes:
-    """Write the review of a pod's creation."""
+def creation_review(pod: dict[str, Any]) -> bytes:
+    """Return the AdmissionReview of a pod's creation."""
     request = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "kind": {"group": "", "version": "v1", "kind": "Pod"},
@@ -117,7 +119,7 @@ def review(made: dict[str, Any]) -> bytes:
             "uid": "a3a8f6d0-5a7c-4f77-8fd1-0c8f5b8f9f63",
             "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
         },
-        "object": made,
+        "object": pod,
         "oldObject": None,
         "dryRun": False,
         "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
@@ -125,13 +127,13 @@ def review(made: dict[str, Any]) -> bytes:
     return json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}).encode()
 
 
-def small() -> dict[str, Any]:
-    """Give the pod of the review of 3 kB."""
-    return pod()
+def small_pod() -> dict[str, Any]:
+    """Return the pod of the 3 kB review."""
+    return reviewed_pod()
 
 
-def large() -> dict[str, Any]:
-    """Give the pod of the review of 30 kB."""
-    made = pod(extra_environment=40)
-    made["metadata"]["managedFields"] = managed_fields(10)
-    return made
+def large_pod() -> dict[str, Any]:
+    """Return the pod of the 30 kB review."""
+    pod = reviewed_pod(environment_variables=40)
+    pod["metadata"]["managedFields"] = managed_fields(10)
+    return pod

@@ -1,11 +1,12 @@
-"""The webhook beside a plain Go handler, each on one core: `make bench`, or `python -m bench.webhook [--seconds N]`.
+"""The webhook compared with a plain Go handler, each on one core: `python -m bench.webhook [--seconds N]`.
 
-Ratios within one run carry over to other machines, absolute figures do not. Servers take turns, several times, and
-medians are compared, because the machine is shared.
+Ratios within one run apply to other machines, absolute figures do not. The servers are measured in turns, several
+times, and the median of the ratios is reported, because other processes on the machine disturb single rounds.
 """
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import platform
@@ -14,7 +15,6 @@ import shutil
 import ssl
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +23,8 @@ from typing import Any
 
 import jsonpatch
 
-from bench.reviews import large, review, small
+from bench.reporting import current_commit, print_progress
+from bench.reviews import creation_review, large_pod, small_pod
 from deploy import debian
 from deploy.toolchain import cache_dir, go_program, locked
 from ledger.committing import InMemoryLedgers
@@ -39,37 +40,33 @@ from webhook.responding import Responder
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "webhook.json"
+# Server and client on different cores, so that neither takes time from the other.
 SERVER_CORE, CLIENT_CORE = "0", "1"
 ROUNDS = 5
 CONNECTIONS = 8
-RATE = 200
-RATE_S = 10
+# Requests per second of the measurement at a steady rate, and its duration.
+RATE, RATE_S = 200, 10
 DECISIONS = 3000
 TARGETS = {"times Go": 1.2, "p99 ms at 200/s": 5.0, "decision us": 100.0, "memory MiB": 100.0}
 
 Figures = dict[str, Any]
 
 
-def say(text: str) -> None:
-    """Show progress."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def reference() -> Path:
-    """Build the Go handler, once per version of it."""
+def build_reference() -> Path:
+    """Build the Go handler if its source has changed, and return the program."""
     target = cache_dir() / "bench" / "reference"
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target.parent / ".lock"):
         newest = max(file.stat().st_mtime for file in (HERE / "reference").iterdir())
         if not target.exists() or target.stat().st_mtime < newest:
-            say("building the Go handler")
+            print_progress("building the Go handler")
             command = [str(go_program()), "build", "-trimpath", "-ldflags=-s -w", "-o", str(target), "."]
             subprocess.run(command, cwd=HERE / "reference", env=os.environ | {"CGO_ENABLED": "0"}, check=True)  # noqa: S603
     return target
 
 
-def wrk(url: str, body: Path, seconds: float) -> Figures:
-    """Call a server as fast as it answers, over kept connections."""
+def run_wrk(url: str, body: Path, seconds: float) -> Figures:
+    """Measure the throughput of a server over persistent connections."""
     folder = debian.programs(("wrk", "libluajit-5.1-2", "libluajit-5.1-common"), "-bench")
     libraries = ":".join(map(str, folder.glob("usr/lib/*-linux-gnu*")))
     script = body.with_suffix(".lua")
@@ -79,7 +76,7 @@ def wrk(url: str, body: Path, seconds: float) -> Figures:
     )
     options = ("-t1", f"-c{CONNECTIONS}", f"-d{seconds:g}s", "--latency", "-s", str(script))
     done = subprocess.run(  # noqa: S603
-        [*pinned(CLIENT_CORE), f"{folder}/usr/bin/wrk", *options, url],
+        [*pin_to(CLIENT_CORE), f"{folder}/usr/bin/wrk", *options, url],
         env=os.environ | {"LD_LIBRARY_PATH": libraries},
         capture_output=True,
         text=True,
@@ -88,93 +85,90 @@ def wrk(url: str, body: Path, seconds: float) -> Figures:
     if "Non-2xx" in done or "Socket errors" in done:
         raise RuntimeError(done)
     rate = re.search(r"Requests/sec:\s+([0-9.]+)", done)
-    slow = re.search(r"99%\s+([0-9.]+)(us|ms|s)\b", done)
-    if rate is None or slow is None:
+    p99 = re.search(r"99%\s+([0-9.]+)(us|ms|s)\b", done)
+    if rate is None or p99 is None:
         raise RuntimeError(done)
-    return {"per_s": float(rate[1]), "p99_ms": float(slow[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[slow[2]]}
+    return {"per_s": float(rate[1]), "p99_ms": float(p99[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[p99[2]]}
 
 
-def pinned(core: str) -> tuple[str, ...]:
-    """Give the words before a command that keep it on one core."""
+def pin_to(core: str) -> tuple[str, ...]:
+    """Return the prefix of a command line that runs it on one core."""
     return str(shutil.which("taskset")), "-c", core
 
 
-def responder() -> Responder:
-    """Put the decision together without a server."""
+def build_responder() -> Responder:
+    """Build the admission code without a server."""
     admission = Admission(AdmissionConfig(scheme=build_scheme()), FixedQuotaSource())
     return Responder(admission, lambda *_: None, InMemoryLedgers(), Metrics(), 8.0)
 
 
-def bodies() -> dict[str, dict[str, bytes]]:
-    """Write the reviews: for validation the pod is as mutation leaves it."""
-    found: dict[str, dict[str, bytes]] = {"mutate": {}, "validate": {}}
-    for name, pod in (("3 kB", small()), ("30 kB", large())):
-        asked = review(pod)
-        answer = json.loads(responder().reply("mutate", "application/json", "", asked).body)["response"]
-        patch = jsonpatch.JsonPatch.from_string(decoded(answer["patch"]))
-        found["mutate"][name], found["validate"][name] = asked, review(patch.apply(pod))
-    return found
+def build_bodies() -> dict[str, dict[str, bytes]]:
+    """Return the requests by route and size; those of validation have the pod as mutation leaves it."""
+    bodies: dict[str, dict[str, bytes]] = {"mutate": {}, "validate": {}}
+    for size, pod in (("3 kB", small_pod()), ("30 kB", large_pod())):
+        review = creation_review(pod)
+        response = json.loads(build_responder().reply("mutate", "application/json", "", review).body)["response"]
+        patch = jsonpatch.JsonPatch.from_string(base64.b64decode(response["patch"]).decode())
+        bodies["mutate"][size], bodies["validate"][size] = review, creation_review(patch.apply(pod))
+    return bodies
 
 
-def decoded(patch: str) -> str:
-    """Decode a patch."""
-    import base64  # noqa: PLC0415
-
-    return base64.b64decode(patch).decode()
-
-
-def decision_us(route: str, body: bytes) -> float:
-    """Measure one decision, from bytes to bytes."""
-    decide: Callable[..., Any] = responder().reply
-    taken = []
+def measure_decision_us(route: str, body: bytes) -> float:
+    """Measure one decision in this process, from the bytes of the request to those of the response."""
+    reply: Callable[..., Any] = build_responder().reply
+    rounds_us = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         for _ in range(DECISIONS):
-            decide(route, "application/json", "timeout=10s", body)
-        taken.append((time.perf_counter() - began) / DECISIONS * 1e6)
-    return statistics.median(taken)
+            reply(route, "application/json", "timeout=10s", body)
+        rounds_us.append((time.perf_counter() - began) / DECISIONS * 1e6)
+    return statistics.median(rounds_us)
 
 
-async def paced(port: int, context: ssl.SSLContext, body: bytes) -> list[float]:
-    """Call at a steady rate, whether or not earlier calls have been answered; give the latencies."""
-    sent = request(body)
+async def call_at_rate(port: int, context: ssl.SSLContext, body: bytes) -> list[float]:
+    """Send requests at a steady rate, whether or not earlier ones are answered; returns the latencies in seconds.
+
+    Latency counts from the time at which a request is due. Otherwise a slow server would delay the requests that would
+    have shown that it is slow (coordinated omission).
+    """
+    message = request(body)
     idle: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
     for _ in range(CONNECTIONS):
         idle.put_nowait(await asyncio.open_connection(HOST, port, ssl=context))
-    taken: list[float] = []
+    latencies_s: list[float] = []
 
     async def call(due: float) -> None:
         reader, writer = await idle.get()
-        writer.write(sent)
-        opening = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line.split(b":")[1]) for line in opening.lower().split(b"\r\n") if b"content-length" in line)
+        writer.write(message)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
         await reader.readexactly(length)
-        taken.append(asyncio.get_running_loop().time() - due)
+        latencies_s.append(asyncio.get_running_loop().time() - due)
         idle.put_nowait((reader, writer))
 
-    begin = asyncio.get_running_loop().time()
+    began = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as calls:
         for number in range(RATE * RATE_S):
-            due = begin + number / RATE
+            due = began + number / RATE
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
             calls.create_task(call(due))
     while not idle.empty():
         idle.get_nowait()[1].close()
-    return taken
+    return latencies_s
 
 
 def measure(seconds: float) -> Figures:
-    """Measure everything, with progress."""
+    """Start both servers and measure everything."""
     with tempfile.TemporaryDirectory(prefix="quotient-bench-") as scratch:
         folder = Path(scratch)
         authority = Authority(folder / "tls")
         webhook = RunningWebhook(authority, None, "log.level=warning")
-        webhook.prefix = pinned(SERVER_CORE)
+        webhook.prefix = pin_to(SERVER_CORE)
         port = free_port()
         certificate, key = authority.folder / "tls.crt", authority.folder / "tls.key"
-        command = [str(reference()), f"-address={HOST}:{port}", f"-certificate={certificate}", f"-key={key}"]
+        command = [str(build_reference()), f"-address={HOST}:{port}", f"-certificate={certificate}", f"-key={key}"]
         go = subprocess.Popen(  # noqa: S603
-            [*pinned(SERVER_CORE), *command], env=os.environ | {"GOMAXPROCS": "1"}, stderr=subprocess.DEVNULL
+            [*pin_to(SERVER_CORE), *command], env=os.environ | {"GOMAXPROCS": "1"}, stderr=subprocess.DEVNULL
         )
         try:
             with webhook:
@@ -185,76 +179,77 @@ def measure(seconds: float) -> Figures:
 
 
 def compare(webhook: RunningWebhook, go_port: int, folder: Path, seconds: float) -> Figures:
-    """Let both servers take turns."""
+    """Measure both servers in turns."""
     figures: Figures = {"throughput": [], "decision_us": {}}
-    for route, sizes in bodies().items():
+    bodies = build_bodies()
+    for route, sizes in bodies.items():
         for size, body in sizes.items():
             file = folder / f"{route}-{size.replace(' ', '')}.json"
             file.write_bytes(body)
             rounds: dict[str, list[Figures]] = {"go": [], "quotient": []}
             for number in range(ROUNDS):
-                for name, at in (("go", go_port), ("quotient", webhook.port)):
-                    rounds[name].append(wrk(f"https://{HOST}:{at}/{route}?timeout=10s", file, seconds))
-                    say(f"{route} {size} round {number + 1} of {ROUNDS}: {name} {rounds[name][-1]['per_s']:,.0f}/s")
-            figures["throughput"].append(summary(route, size, len(body), rounds))
-        figures["decision_us"][route] = round(decision_us(route, sizes["3 kB"]), 1)
-        say(f"{route}: a decision takes {figures['decision_us'][route]} us")
-    say(f"{RATE} calls a second for {RATE_S} s")
-    taken = sorted(asyncio.run(paced(webhook.port, webhook.authority.client_context(), bodies()["mutate"]["3 kB"])))
+                for name, port in (("go", go_port), ("quotient", webhook.port)):
+                    rounds[name].append(run_wrk(f"https://{HOST}:{port}/{route}?timeout=10s", file, seconds))
+                    rate = f"{rounds[name][-1]['per_s']:,.0f}/s"
+                    print_progress(f"{route} {size} round {number + 1} of {ROUNDS}: {name} {rate}")
+            figures["throughput"].append(summarize(route, size, len(body), rounds))
+        figures["decision_us"][route] = round(measure_decision_us(route, sizes["3 kB"]), 1)
+        print_progress(f"{route}: a decision takes {figures['decision_us'][route]} us")
+    print_progress(f"{RATE} requests per second for {RATE_S} s")
+    context = webhook.authority.client_context()
+    latencies_s = sorted(asyncio.run(call_at_rate(webhook.port, context, bodies["mutate"]["3 kB"])))
     figures["paced_ms"] = {
-        "p50": milliseconds(taken, 0.5),
-        "p99": milliseconds(taken, 0.99),
-        "max": milliseconds(taken, 1),
+        "p50": quantile_ms(latencies_s, 0.5),
+        "p99": quantile_ms(latencies_s, 0.99),
+        "max": quantile_ms(latencies_s, 1),
     }
     figures["memory_mib"] = round(webhook.memory_mib(), 1)
     return figures
 
 
-def milliseconds(taken: list[float], part: float) -> float:
-    """Give a quantile of latencies."""
-    return round(taken[min(len(taken) - 1, int(len(taken) * part))] * 1e3, 2)
+def quantile_ms(latencies_s: list[float], quantile: float) -> float:
+    """Return a quantile of sorted latencies."""
+    return round(latencies_s[min(len(latencies_s) - 1, int(len(latencies_s) * quantile))] * 1e3, 2)
 
 
-def summary(route: str, size: str, length: int, rounds: dict[str, list[Figures]]) -> Figures:
-    """Compare two servers: in each round with each other, since the machine's speed drifts, and then by the median."""
+def summarize(route: str, size: str, length: int, rounds: dict[str, list[Figures]]) -> Figures:
+    """Compare the two servers by the median of the ratios of each round."""
+    # Not the ratio of medians: the machine's speed drifts between rounds, and within a round it affects both.
     ratios = [ours["per_s"] / go["per_s"] for ours, go in zip(rounds["quotient"], rounds["go"], strict=True)]
-    rates = {name: statistics.median(each["per_s"] for each in found) for name, found in rounds.items()}
-    slow = {name: statistics.median(each["p99_ms"] for each in found) for name, found in rounds.items()}
+    rates = {name: statistics.median(each["per_s"] for each in runs) for name, runs in rounds.items()}
+    p99_ms = {name: statistics.median(each["p99_ms"] for each in runs) for name, runs in rounds.items()}
     return {
         "route": route,
         "review": size,
         "bytes": length,
         "per_s": {name: round(rate) for name, rate in rates.items()},
-        "p99_ms": {name: round(value, 2) for name, value in slow.items()},
+        "p99_ms": {name: round(value, 2) for name, value in p99_ms.items()},
         "times_go": round(statistics.median(ratios), 2),
         "times_go_of_each_round": [round(ratio, 2) for ratio in ratios],
     }
 
 
-def show(figures: Figures) -> None:
-    """Print what was measured."""
+def print_summary(figures: Figures) -> None:
     for each in figures["throughput"]:
-        told = "   ".join(
+        rates = "   ".join(
             f"{name} {each['per_s'][name]:6,}/s p99 {each['p99_ms'][name]:5} ms" for name in each["per_s"]
         )
-        say(f"{each['route']:9} {each['review']:6} {told}   {each['times_go']} times Go")
-    say(f"decision: mutate {figures['decision_us']['mutate']} us, validate {figures['decision_us']['validate']} us")
-    say(f"at {RATE}/s: p50 {figures['paced_ms']['p50']} ms, p99 {figures['paced_ms']['p99']} ms")
-    say(f"memory: {figures['memory_mib']} MiB, all processes")
+        print_progress(f"{each['route']:9} {each['review']:6} {rates}   {each['times_go']} times Go")
+    decisions = figures["decision_us"]
+    print_progress(f"decision: mutate {decisions['mutate']} us, validate {decisions['validate']} us")
+    print_progress(f"at {RATE}/s: p50 {figures['paced_ms']['p50']} ms, p99 {figures['paced_ms']['p99']} ms")
+    print_progress(f"memory: {figures['memory_mib']} MiB, all processes")
 
 
 def main() -> None:
-    """Measure, show and write down."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of one round of one server")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of one round of one server")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the results")
     options = parser.parse_args()
     figures = measure(options.seconds)
-    show(figures)
-    git = [str(shutil.which("git")), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+    print_summary(figures)
     about = {
-        "commit": commit,
+        "commit": current_commit(),
         "seed": 0,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -262,7 +257,7 @@ def main() -> None:
     }
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(json.dumps(about | figures, indent=1) + "\n")
-    say(f"written to {options.results}")
+    print_progress(f"results written to {options.results}")
 
 
 if __name__ == "__main__":

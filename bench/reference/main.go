@@ -1,6 +1,6 @@
-// A plain admission webhook on Kubernetes' own types, as one would write it in Go: the yardstick of the benchmark.
+// A plain admission webhook in Go on Kubernetes' own types: the baseline of bench/webhook.py.
 //
-// It does less than Quotient: it checks vcuda-core, and answers with a patch of two operations.
+// It does less than Quotient: it checks vcuda-core, and returns a patch of two operations.
 package main
 
 import (
@@ -25,7 +25,7 @@ type operation struct {
 }
 
 func main() {
-	address := flag.String("address", "127.0.0.1:9444", "where to listen")
+	address := flag.String("address", "127.0.0.1:9444", "address to listen on")
 	certificate := flag.String("certificate", "", "certificate file")
 	key := flag.String("key", "", "key file")
 	flag.Parse()
