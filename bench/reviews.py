@@ -3,12 +3,15 @@
 import json
 from typing import Any
 
+from vcuda.names import DEFAULT_SCHEDULER, Names
+
+NAMES = Names()
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def reviewed_pod(environment_variables: int = 8) -> dict[str, Any]:
     """Return a pod with half a card, with the defaults that the API server sets before admission."""
-    share = {"inspur.com/vcuda-core": "50", "inspur.com/vcuda-memory": "30", "cpu": "4", "memory": "16Gi"}
+    share = {NAMES.core: "50", NAMES.memory: "30", "cpu": "4", "memory": "16Gi"}
     environment = [
         {"name": f"SETTING_{index}", "value": f"value-{index}" * 3} for index in range(environment_variables)
     ]
@@ -19,7 +22,7 @@ def reviewed_pod(environment_variables: int = 8) -> dict[str, Any]:
             "generateName": "train-7c9d8f6b5-",
             "namespace": "team-a",
             "labels": {"app": "train", "pod-template-hash": "7c9d8f6b5"},
-            "annotations": {"prometheus.io/scrape": "true", "inspur.com/use-gputype": "A100"},
+            "annotations": {"prometheus.io/scrape": "true", NAMES.use_models: "A100"},
             "ownerReferences": [
                 {
                     "apiVersion": "apps/v1",
@@ -67,7 +70,7 @@ def reviewed_pod(environment_variables: int = 8) -> dict[str, Any]:
             "serviceAccountName": "default",
             "serviceAccount": "default",
             "securityContext": {},
-            "schedulerName": "default-scheduler",
+            "schedulerName": DEFAULT_SCHEDULER,
             "tolerations": [
                 {
                     "key": f"node.kubernetes.io/{condition}",

@@ -185,7 +185,7 @@ def test_a_successful_check_does_not_cancel_a_recent_xid(watched: WatchedCards) 
 
 
 def test_a_single_failed_check_leaves_an_unhealthy_card_unhealthy(watched: WatchedCards) -> None:
-    """The XID has expired, but the check gives no evidence of recovery: the next check decides."""
+    """The XID has expired, but a failed check is no evidence of recovery: the next check decides."""
     watched.watcher.record_xid("GPU-0", COUNTING)
     watched.driver.faults["GPU-0"] = LOST
     watched.poll_after(RECOVER_S)
