@@ -263,7 +263,7 @@ class Service:
         while not self.ending.is_set():
             # Pods that are gone while their processes still run hold their cards. Looking for them reads all of /proc,
             # hence the backoff.
-            self._pods_changed.wait(RECONCILE_S if swept and not dying else min(RETRY_S * 2**retries, RECONCILE_S))
+            self._pods_changed.wait(RECONCILE_S if swept and not dying else retry_delay_s(retries))
             changed = self._pods_changed.is_set()
             if changed:
                 self.ending.wait(COALESCE_S)
@@ -338,6 +338,12 @@ class Service:
         """Return what keeps the plugin from serving pods."""
         unregistered = "" if self.registrar.registered else "not registered: the kubelet does not watch the devices yet"
         return [problem for problem in (unregistered, self._driver_error, self.book.failure) if problem]
+
+
+def retry_delay_s(retries: int) -> float:
+    """Return the delay before the next retry: doubled each time, up to RECONCILE_S."""
+    # The exponent is bounded: 2**1024 does not fit a float, and a process that hangs in a broken card never exits.
+    return min(RETRY_S * 2.0 ** min(retries, 10), RECONCILE_S)
 
 
 def unwritten_placements(holds: Mapping[str, PodAllocation], pods: PodsByUid) -> list[PodAllocation]:
