@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeplugin.cards import Card
-from nodeplugin.device_plugin import listing
+from nodeplugin.device_plugin import encode_devices
 from tests.cluster.layout import NODE_PLUGIN, PATIENT
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
@@ -180,7 +180,7 @@ def list_mib(node: GpuNode, resource: str) -> float:
         100 if resource == "core" else Card(uuid="", index=0, minor=0, product="", memory_mib=CARD_MIB).units(UNIT_MIB)
     )
     devices = {f"{resource}-{number}": False for number in range(units * len(node.kinds))}
-    return len(listing(devices).SerializeToString()) / 2**20
+    return len(encode_devices(devices).SerializeToString()) / 2**20
 
 
 def git(*arguments: str) -> str:

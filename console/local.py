@@ -155,7 +155,7 @@ class LocalRun:
             self._cluster.delete(PODS, *address, grace_s=0)
         for started in self._machines:
             started.sync()
-            started.plugin.book.collect()
+            started.plugin.allocations.release_ended()
         self._admission.calm_down()
         if not files:
             self._apply_text("samples", self._samples())

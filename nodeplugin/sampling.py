@@ -127,7 +127,7 @@ def put_together(
                 strangers.append((card, process))
             else:
                 by_container.setdefault((place.uid, name), []).append(process)
-        held = [hold.held[card.uuid] for hold in holds.values() if card.uuid in hold.held]
+        held = [hold.usage[card.uuid] for hold in holds.values() if card.uuid in hold.usage]
         cards.append(
             CardSample(
                 card,

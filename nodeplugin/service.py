@@ -25,7 +25,7 @@ from nodeplugin.checkpoint import (
     PodAllocation,
     read_checkpoint,
 )
-from nodeplugin.device_ids import Resource, too_many
+from nodeplugin.device_ids import Resource, device_list_problem
 from nodeplugin.device_plugin import Registrar
 from nodeplugin.health import HealthWatcher
 from nodeplugin.host_driver import HostDriver
@@ -74,32 +74,32 @@ class Service:
         self.node_cards = NodeCards(remembered_cards(self._remembered, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = NodePods(cluster, self.node, scheme, self._folder / "pods.json")
-        self._way: InjectionMode | None = None if settings.injection == "auto" else settings.injection
+        self._mode: InjectionMode | None = None if settings.injection == "auto" else settings.injection
         self.injector = Injector(
-            self._way or "native",
+            self._mode or "native",
             self._folder,
             self.host_driver,
             self.node_cards,
             names=scheme.names,
             cdi=Path(settings.cdi),
         )
-        self.book = AllocationStore(
+        self.allocations = AllocationStore(
             self._folder,
             scheme,
             self.node_cards,
             pods=self.pods,
             kubelet=self.kubelet,
-            injection=self.injector,
-            running=running_pods,
-            boot=boot,
+            injector=self.injector,
+            running_pods=running_pods,
+            boot_id=boot,
         )
         self.allocator = Allocator(
-            self.book,
+            self.allocations,
             scheme,
             self.node_cards,
             pods=self.pods,
             kubelet=self.kubelet,
-            injection=self.injector,
+            injector=self.injector,
             policy=settings.policy,
         )
         self.publisher = NodePublisher(
@@ -108,14 +108,14 @@ class Service:
             scheme.names,
             self.node_cards,
             on_change=self._changed,
-            deviating=lambda: deviating(self.book.holds(), self.pods.known()),
+            deviating=lambda: deviating(self.allocations.all(), self.pods.cached_pods()),
             driver=lambda: self._driver_version,
         )
-        self.book.on_change(self._changed)
+        self.allocations.on_change(self._changed)
         self.watch = HealthWatcher(
             self.driver, self.node_cards, settings.health, self._changed, rediscover=self._rediscover
         )
-        self.sampler = Sampler(self.driver, self.node_cards, self.pods.known, self.book.holds)
+        self.sampler = Sampler(self.driver, self.node_cards, self.pods.cached_pods, self.allocations.all)
         self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.watch.xids), self._standing)
         names = {resource: resource.name_in(scheme.names) for resource in Resource}
         self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
@@ -146,10 +146,10 @@ class Service:
         self._find_cards()
         self.publisher.start()
         self.pods.start(self._pods_have_changed)
-        if self._way is None:
-            self.injector.way = self._detected()
+        if self._mode is None:
+            self.injector.mode = self._detected()
         self.injector.start(self._driver_version)
-        self.book.recover()
+        self.allocations.recover()
         self.registrar.start()
         self.watch.start()
         self._keeper.start()
@@ -157,7 +157,7 @@ class Service:
             "nodeplugin_started",
             node=self.node,
             cards=len(self.node_cards.cards()),
-            injection=self.injector.way,
+            injection=self.injector.mode,
             took_s=round(time.monotonic() - began, 3),
         )
         return self
@@ -200,7 +200,7 @@ class Service:
             if self._keeper.is_alive():
                 self.injector.start(version)
             self._driver_version = version
-        if why := too_many(cards, self._unit_mib):
+        if why := device_list_problem(cards, self._unit_mib):
             raise CannotServe(why)
         before = self.node_cards.cards()
         self.node_cards.found(cards)
@@ -221,7 +221,7 @@ class Service:
     def _forget_divided(self, cards: Iterable[Card]) -> None:
         """Forget cards that were divided into parts, or parts that were put together again, once nobody holds them."""
         there = {card.uuid for card in cards} | {card.parent for card in cards}
-        held = {uuid for hold in self.book.holds().values() for uuid in hold.held}
+        held = {uuid for hold in self.allocations.all().values() for uuid in hold.usage}
         missing = self.node_cards.missing() - held
         self.node_cards.forget(
             card.uuid
@@ -234,7 +234,7 @@ class Service:
             info = self._cluster.bounded(DETECT_S).get(NODES, self.node).status.node_info
         except (ApiError, Unavailable) as away:
             self._log.warning("runtime_unknown", cause=str(away))
-            return self._remembered.way or "native"
+            return self._remembered.mode or "native"
         return detect_mode(info.container_runtime_version, info.kubelet_version)
 
     def _keep(self) -> None:
@@ -252,10 +252,10 @@ class Service:
             try:
                 now = time.monotonic()
                 if changed:
-                    self.pods.keep()
+                    self.pods.save()
                 self.watch.look_after_the_look()
                 if changed or dying or now - collected > COLLECT_S or not swept:
-                    dying = self.book.collect()
+                    dying = self.allocations.release_ended()
                     waited = waited + 1 if dying and not changed else 0
                     collected = now
                 if not swept and self.pods.informer.synced:
@@ -279,8 +279,8 @@ class Service:
         self._changed()
 
     def _sweep(self) -> None:
-        self.book.sweep()
-        if not self.book.holds():
+        self.allocations.remove_orphans()
+        if not self.allocations.all():
             self.injector.remove_old_drivers()
 
     def _pods_have_changed(self) -> None:
@@ -288,7 +288,7 @@ class Service:
         self.publisher.look_again()
 
     def _changed(self) -> None:
-        self.registrar.changed()
+        self.registrar.notify()
         self.publisher.look_again()
 
     def _standing(self) -> Mapping[str, float]:
@@ -297,7 +297,7 @@ class Service:
             "registrations": float(self.registrar.registrations),
             "api_age_seconds": self.pods.informer.age_s(),
             "health_age_seconds": time.monotonic() - self.watch.looked_at,
-            "pods": float(len(self.book.holds())),
+            "pods": float(len(self.allocations.all())),
         }
 
     def not_live(self) -> list[str]:
@@ -312,7 +312,7 @@ class Service:
     def not_ready(self) -> list[str]:
         """Say what is missing for serving pods."""
         unheard = "" if self.registrar.registered else "the kubelet does not listen yet"
-        return [why for why in (unheard, self._driver_error, self.book.failure) if why]
+        return [why for why in (unheard, self._driver_error, self.allocations.write_error) if why]
 
 
 def deviating(holds: Mapping[str, PodAllocation], known: PodsByUid) -> list[PodAllocation]:
@@ -335,8 +335,8 @@ def remembered_cards(book: AllocationCheckpoint, boot: str) -> tuple[Card, ...]:
 
     A card that is missing while the machine runs is broken. One that is missing after a boot was taken out.
     """
-    held = {uuid for hold in book.holds.values() for uuid in hold.held}
-    return tuple(card for card in book.cards if book.boot == boot or card.uuid in held)
+    held = {uuid for hold in book.pods.values() for uuid in hold.usage}
+    return tuple(card for card in book.cards if book.boot_id == boot or card.uuid in held)
 
 
 def boot_id() -> str:

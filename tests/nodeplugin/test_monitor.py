@@ -29,7 +29,7 @@ RUNS, PREPARED = "a" * 64, "b" * 64
 POD = bound("train", init("i", 50, 4), app("a", 50, 4), container_ids={RUNS: "a", PREPARED: "i"})
 SHARE = (GpuSlice("GPU-0", 50, 1024),)
 HOLD = PodAllocation(
-    uid=UID, namespace="team", name="train", placed={"i": SHARE, "a": SHARE}, held={"GPU-0": (50, 1024)}
+    uid=UID, namespace="team", name="train", placed={"i": SHARE, "a": SHARE}, usage={"GPU-0": (50, 1024)}
 )
 
 
@@ -111,7 +111,7 @@ def test_processes_of_others_are_foreign(tmp_path: Path, pid: int, container: st
     """Somebody uses a card that he was not given."""
     if pid:
         running(tmp_path, pid, container, uid)
-    holds = {UID: PodAllocation(uid=UID, namespace="team", name="train", placed={"a": SHARE}, held={})}
+    holds = {UID: PodAllocation(uid=UID, namespace="team", name="train", placed={"a": SHARE}, usage={})}
     found = sample(tmp_path, GpuProcess(10, 300, 20), holds=holds)
     assert [process.pid for _, process in found.strangers] == [10]
     first = ("index=0", "model=A100-SXM4-40GB", "node=n1", "uuid=GPU-0")

@@ -27,7 +27,7 @@ class Server:
 
 def publisher(server: Server, *names: str) -> NodePublisher:
     """A publisher of a node with pods that it placed."""
-    holds = [PodAllocation(uid=f"uid-{name}", namespace="team", name=name, placed={}, held={}) for name in names]
+    holds = [PodAllocation(uid=f"uid-{name}", namespace="team", name=name, placed={}, usage={}) for name in names]
     return NodePublisher(
         cast("Cluster", server),
         "n1",
