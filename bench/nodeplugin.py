@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.reporting import current_commit, resident_bytes
 from nodeplugin.cards import Card
-from nodeplugin.device_plugin import listing
+from nodeplugin.device_plugin import encode_devices
 from tests.cluster.layout import NODE_PLUGIN, PATIENT
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
@@ -181,7 +181,7 @@ def device_list_mib(node: GpuNode, resource: str) -> float:
     )
     # All unhealthy: that is the longer word.
     devices = {f"{resource}-{number}": False for number in range(units * len(node.kinds))}
-    return len(listing(devices).SerializeToString()) / 2**20
+    return len(encode_devices(devices).SerializeToString()) / 2**20
 
 
 if __name__ == "__main__":

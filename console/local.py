@@ -165,7 +165,7 @@ class LocalRun:
             self._cluster.delete(PODS, *address, grace_s=0)
         for node in self._nodes:
             node.sync()
-            node.plugin.book.collect()
+            node.plugin.allocations.release_ended()
         self._admission.wait_idle()
 
     def _apply_text(self, source: str, text: str) -> None:

@@ -1,7 +1,7 @@
-"""Keeps the book of this node's GPUs: what pods hold, on the disk before anybody hears of it.
+"""The allocations of this node's GPUs: kept in memory, and in the allocation checkpoint on disk.
 
-A book that is lost is made again from the answers that the kubelet keeps. What a pod held is let go of when it is gone
-or has ended, and not before. Pods that an ancestor started and that still run are taken over with what they have.
+A lost checkpoint is rebuilt from the Allocate responses in the kubelet's own checkpoint. An allocation is released when
+its pod has ended or is gone, not earlier. Running pods that gpu-manager started are adopted with the cards they have.
 """
 
 import threading
@@ -26,6 +26,7 @@ from nodeplugin.device_ids import Resource
 from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
+from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
 from vcuda.placement import (
     GpuAvailability,
     GpuUsage,
@@ -38,16 +39,13 @@ from vcuda.placement import (
 from vcuda.placement_annotation import decode_placement
 from vcuda.scheme import Scheme
 
-# On the kubelet's record of a container, by which ours can be made again.
-PLACEMENT, TOKEN, OWNER = "quotient.dev/placement", "quotient.dev/allocation", "quotient.dev/container"
-
 
 class CheckpointWriteError(Exception):
-    """The book cannot be written, so nothing is given; the message says why."""
+    """The checkpoint cannot be written, so nothing is allocated; the message says why."""
 
 
 class AllocationStore:
-    """Knows what pods hold. Whoever decides by it and then changes it holds its lock meanwhile."""
+    """Keeps the pods' allocations."""
 
     def __init__(
         self,
@@ -57,233 +55,251 @@ class AllocationStore:
         *,
         pods: NodePods,
         kubelet: Kubelet,
-        injection: Injector,
-        running: Callable[[Collection[str]], set[str]] = lambda _: set(),
-        boot: str = "",
+        injector: Injector,
+        running_pods: Callable[[Collection[str]], set[str]] = lambda _: set(),
+        boot_id: str = "",
     ) -> None:
+        """`running_pods` returns those of the given pod UIDs that still have processes on this node."""
         self._file, self._scheme, self._node_cards, self._pods = folder / CHECKPOINT_FILE, scheme, node_cards, pods
-        self._kubelet, self._injection, self._running, self._boot = kubelet, injection, running, boot
+        self._kubelet, self._injector, self._running_pods, self._boot_id = kubelet, injector, running_pods, boot_id
+        # Hold it from reading the allocations to updating them, or two containers get the same share of a card.
         self.lock = threading.RLock()
-        self._holds: dict[str, PodAllocation] = {}
-        # Why the book could not be written when it was last tried.
-        self.failure = ""
-        # Pods that the informer has shown: those can be missed when they are gone.
-        self._shown: set[str] = set()
+        # Replaced as a whole by every update and never modified, so readers need no lock.
+        self._allocations: dict[str, PodAllocation] = {}
+        # Why the last write failed; empty after a successful one. Shown by the readiness probe.
+        self.write_error = ""
+        # Pods that have been in the informer's cache: one of these is gone once the cache no longer has it. Any other
+        # pod may just not have arrived there yet.
+        self._seen: set[str] = set()
         self._listeners: list[Callable[[], None]] = []
         self._log = structlog.get_logger()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Be told when what is offered or held has changed."""
+        """Call `listener` whenever the devices on offer or the pods' placements may have changed."""
         self._listeners.append(listener)
 
-    def tell(self) -> None:
-        """Tell so."""
+    def notify(self) -> None:
         for listener in self._listeners:
             listener()
 
-    def holds(self) -> Mapping[str, PodAllocation]:
-        """Give what pods hold."""
-        # Replaced as a whole with every change, and never changed.
-        return self._holds
+    def all(self) -> Mapping[str, PodAllocation]:
+        """Return a snapshot of all allocations, by pod UID."""
+        return self._allocations
 
-    def containers_of(self, uid: str) -> Collection[str]:
-        """Name the containers of a pod that have theirs."""
-        hold = self._holds.get(uid)
-        return hold.containers if hold else ()
+    def allocated_containers(self, uid: str) -> Collection[str]:
+        allocation = self._allocations.get(uid)
+        return allocation.containers if allocation else ()
 
-    def rooms(self, others: Iterable[Mapping[str, GpuUsage]] = ()) -> list[GpuAvailability]:
-        """Say what is left of each card, without what others are to get as well."""
-        held = [hold.held for hold in self._holds.values()]
+    def availability(self, reserved: Iterable[Mapping[str, GpuUsage]] = ()) -> list[GpuAvailability]:
+        """Return what is free on each card, after subtracting `reserved` as well."""
+        usages = [allocation.usage for allocation in self._allocations.values()]
         return available_gpus(
             self._node_cards.gpus(),
-            [*held, *others],
+            [*usages, *reserved],
             lambda gpu: self._node_cards.condition(gpu.uuid).unschedulable_reason,
         )
 
-    def put(self, *holds: PodAllocation, dropping: Collection[str] = ()) -> None:
-        """Change the book, on the disk first; a BookError if it cannot be written: then nothing has changed."""
+    def update(self, *allocations: PodAllocation, remove: Collection[str] = ()) -> None:
+        """Put and remove allocations, on disk first; after a CheckpointWriteError nothing has changed."""
         with self.lock:
-            changed = {uid: hold for uid, hold in self._holds.items() if uid not in dropping}
-            changed |= {hold.uid: hold for hold in holds}
+            updated = {uid: each for uid, each in self._allocations.items() if uid not in remove}
+            updated |= {each.uid: each for each in allocations}
+            checkpoint = AllocationCheckpoint(updated, self._node_cards.cards(), self._boot_id, self._injector.mode)
             try:
-                write_checkpoint(
-                    self._file, AllocationCheckpoint(changed, self._node_cards.cards(), self._boot, self._injection.way)
-                )
-            except OSError as wrong:
-                self.failure = f"{self._file} cannot be written: {wrong}"
-                raise CheckpointWriteError(self.failure) from None
-            self.failure = ""
-            self._holds = changed
-
-    # Lost, and found again.
+                write_checkpoint(self._file, checkpoint)
+            except OSError as error:
+                self.write_error = f"{self._file} cannot be written: {error.strerror or error}"
+                raise CheckpointWriteError(self.write_error) from None
+            self.write_error = ""
+            self._allocations = updated
 
     def recover(self) -> None:
-        """Take up the book of the plugin before, or make it again from what the kubelet and the pods say."""
+        """Load the checkpoint, and add what only the kubelet's checkpoint has; called once, before registration."""
         try:
-            book = read_checkpoint(self._file)
-        except BadCheckpoint as wrong:
-            self._log.warning("book_is_rebuilt", cause=str(wrong))
-            book = AllocationCheckpoint()
-        self._holds = book.holds
-        known = self._pods.known()
+            checkpoint = read_checkpoint(self._file)
+        except BadCheckpoint as error:
+            # On a new node as well, where the kubelet's checkpoint has nothing to add.
+            self._log.warning("checkpoint_not_loaded", error=str(error))
+            checkpoint = AllocationCheckpoint()
+        self._allocations = checkpoint.pods
+        pods = self._pods.cached_pods()
         by_pod: dict[str, list[CheckpointedContainer]] = {}
-        for each in self._kubelet.kept():
+        for each in self._kubelet.checkpointed():
             by_pod.setdefault(each.uid, []).append(each)
-        found = [
-            hold
-            for uid, kept in by_pod.items()
-            if any(each.container not in self.containers_of(uid) for each in kept if TOKEN in each.answer.annotations)
-            if (hold := self._recovered(uid, kept, known.get(uid))) is not None
+        recovered = [
+            allocation
+            for uid, entries in by_pod.items()
+            if any(
+                each.container not in self.allocated_containers(uid)
+                for each in entries
+                if RESPONSE_TOKEN in each.response.annotations
+            )
+            if (allocation := self._rebuild(uid, entries, pods.get(uid))) is not None
         ]
-        if found:
-            self.put(*found)
-            self._log.info("recovered", pods=[hold.title for hold in found])
-            self.tell()
+        if recovered:
+            self.update(*recovered)
+            self._log.info("allocations_recovered", pods=[each.title for each in recovered])
+            self.notify()
 
-    def hold_of(
-        self, uid: str, container: str, kept: Sequence[CheckpointedContainer], pod: BoundPod | None
+    def get_or_rebuild(
+        self, uid: str, container: str, entries: Sequence[CheckpointedContainer], pod: BoundPod | None
     ) -> PodAllocation | None:
-        """Give the hold of a container that is about to start; one that was lost is made again, if there is room."""
-        with self.lock:
-            hold = self._holds.get(uid)
-            if hold is not None and container in hold.containers:
-                return hold
-            made = self._recovered(uid, kept, pod)
-            if made is None or container not in made.containers:
-                return None
-            others = [other.held for other in self._holds.values() if other.uid != uid]
-            rooms = available_gpus(self._node_cards.gpus(), [*others, made.held])
-            if any(room.cores < 0 or room.memory_mib < 0 for room in rooms if room.gpu.uuid in made.held):
-                return None
-            self.put(made)
-        self.tell()
-        return made
+        """Return the allocation of a container that is about to start.
 
-    def _recovered(self, uid: str, kept: Sequence[CheckpointedContainer], pod: BoundPod | None) -> PodAllocation | None:
-        """Make a pod's hold again from the answers that the kubelet kept."""
+        A lost one is rebuilt from the pod's `entries` in the kubelet's checkpoint, unless its cards have been allocated
+        to other pods since: then None.
+        """
+        with self.lock:
+            existing = self._allocations.get(uid)
+            if existing is not None and container in existing.containers:
+                return existing
+            rebuilt = self._rebuild(uid, entries, pod)
+            if rebuilt is None or container not in rebuilt.containers:
+                return None
+            others = [each.usage for each in self._allocations.values() if each.uid != uid]
+            # Cordons and faults do not matter here: the container ran on these cards before.
+            gpus = available_gpus(self._node_cards.gpus(), [*others, rebuilt.usage])
+            if any(gpu.cores < 0 or gpu.memory_mib < 0 for gpu in gpus if gpu.gpu.uuid in rebuilt.usage):
+                return None
+            self.update(rebuilt)
+        self.notify()
+        return rebuilt
+
+    def _rebuild(
+        self, uid: str, entries: Sequence[CheckpointedContainer], pod: BoundPod | None
+    ) -> PodAllocation | None:
+        """Rebuild a pod's allocation from the responses in the kubelet's checkpoint; None if they are not enough."""
         placed: PlacedSlices = {}
         tokens: dict[str, str] = {}
-        ways: dict[str, InjectionMode] = {}
-        ids = self._ids_in(kept)
-        for each in kept:
-            answer = each.answer
-            token, owner = (answer.annotations.get(key, "") for key in (TOKEN, OWNER))
-            if token and owner == owner_of(uid, each.container):
+        modes: dict[str, InjectionMode] = {}
+        ids = self._ids_by_container(entries)
+        for each in entries:
+            response = each.response
+            token, owner = (response.annotations.get(key, "") for key in (RESPONSE_TOKEN, RESPONSE_OWNER))
+            # A response of another container, stored here by a mistake of the kubelet's, is not evidence.
+            if token and owner == owner_annotation(uid, each.container):
                 tokens[each.container] = token
-                ways[each.container] = "cdi" if answer.cdi_devices else "native"
-                placed |= decode_placement(answer.annotations.get(PLACEMENT, "")) or {}
+                modes[each.container] = "cdi" if response.cdi_devices else "native"
+                placed |= decode_placement(response.annotations.get(RESPONSE_PLACEMENT, "")) or {}
         if not tokens or any(name not in placed for name in tokens):
             return None
-        hold = self._holds.get(uid) or PodAllocation(
+        allocation = self._allocations.get(uid) or PodAllocation(
             uid=uid,
             namespace=pod.metadata.namespace if pod else "",
             name=pod.metadata.name if pod else "",
             placed=placed,
-            held=peak_usage(pod.request, placed) if pod else all_together(placed),
+            # Without the pod it is unknown which containers are init containers: count all as running together.
+            usage=peak_usage(pod.request, placed) if pod else total_usage(placed),
         )
-        made = {name: ContainerAllocation(token, ids[name], ways[name]) for name, token in tokens.items()}
-        return replace(hold, containers=hold.containers | made)
+        rebuilt = {name: ContainerAllocation(token, ids[name], modes[name]) for name, token in tokens.items()}
+        return replace(allocation, containers=allocation.containers | rebuilt)
 
-    # Gone, or come from an ancestor.
+    def release_ended(self, fresh_pods: PodsByUid | None = None) -> set[str]:
+        """Release the allocations of pods that have ended or are gone, and adopt running pods of gpu-manager.
 
-    def collect(self, known: PodsByUid | None = None) -> set[str]:
-        """Let go of what pods held that are gone, and take up what ancestors gave to pods that still run.
-
-        Gives those that are gone and whose processes are not, yet.
+        `fresh_pods` is a list just read from the API server; without it the informer's cache is used. Returns the UIDs
+        of pods that are gone but still have processes: their allocations are kept.
         """
-        is_fresh = known is not None
-        if known is None:
+        pods = fresh_pods
+        if pods is None:
             if not self._pods.informer.synced:
                 return set()
-            known = self._pods.known()
-        holds = self._holds
-        self._shown |= known.keys() & holds.keys()
-        gone = holds.keys() - known.keys()
-        if not is_fresh and gone - self._shown:
-            # Served before the informer had heard of it, or gone while no plugin ran: only the API server knows.
-            fresh = self._pods.asked()
-            gone = {uid for uid in gone if uid in self._shown or (fresh is not None and uid not in fresh)}
-        # A pod that was deleted by force is gone from the API server while its processes run on.
-        still = self._running(gone) if gone else set()
-        dropping = {uid for uid in holds if uid in known and known[uid].has_ended} | (gone - still)
-        adopted = self._adopted(known)
-        if dropping or adopted:
+            pods = self._pods.cached_pods()
+        allocations = self._allocations
+        self._seen |= pods.keys() & allocations.keys()
+        gone = allocations.keys() - pods.keys()
+        if fresh_pods is None and gone - self._seen:
+            # Allocated before the informer knew the pod, or deleted while no plugin ran: only the API server can tell.
+            fetched = self._pods.fetch_pods()
+            gone = {uid for uid in gone if uid in self._seen or (fetched is not None and uid not in fetched)}
+        # A force-deleted pod is gone from the API server while its processes still use the card.
+        dying = self._running_pods(gone) if gone else set()
+        ended = {uid for uid in allocations if uid in pods and pods[uid].has_ended} | (gone - dying)
+        adopted = self._adopt_pods(pods)
+        if ended or adopted:
             with self.lock:
                 tokens = [
-                    given.token
-                    for uid in dropping
-                    if uid in self._holds
-                    for given in self._holds[uid].containers.values()
-                    if given.token  # what an ancestor gave has no folder of ours
+                    container.token
+                    for uid in ended
+                    if uid in self._allocations
+                    for container in self._allocations[uid].containers.values()
+                    if container.token  # adopted ones have none, and "" would be the folder of all containers
                 ]
-                self.put(*adopted, dropping=dropping)
-                self._shown -= dropping
-            self._injection.forget(tokens)
-            self._log.info("released", pods=sorted(dropping), adopted=[hold.title for hold in adopted])
-            self.tell()
-        return still
+                self.update(*adopted, remove=ended)
+                self._seen -= ended
+            self._injector.remove(tokens)
+            self._log.info("allocations_released", pods=sorted(ended), adopted=[each.title for each in adopted])
+            self.notify()
+        return dying
 
-    def sweep(self) -> None:
-        """Remove what is kept for containers that nobody knows."""
-        there = self._injection.kept()
-        known = {given.token for hold in self._holds.values() for given in hold.containers.values()}
-        known |= {each.answer.annotations.get(TOKEN, "") for each in self._kubelet.kept()}
-        self._injection.forget(there - known)
+    def remove_orphans(self) -> None:
+        """Remove folders and CDI files that belong to no container, in our checkpoint or in the kubelet's."""
+        # Read first: a folder created after this cannot be taken for an orphan.
+        existing = self._injector.existing_tokens()
+        used = {each.token for allocation in self._allocations.values() for each in allocation.containers.values()}
+        used |= {each.response.annotations.get(RESPONSE_TOKEN, "") for each in self._kubelet.checkpointed()}
+        self._injector.remove(existing - used)
 
-    def _adopted(self, known: PodsByUid) -> list[PodAllocation]:
-        """Find the pods that an ancestor started and that still run, whatever domain they speak."""
-        found = [pod for pod in known.values() if pod.predicates and not pod.has_ended and pod.uid not in self._holds]
-        kept = self._kubelet.kept() if found else []
-        ours = {each.uid for each in kept if TOKEN in each.answer.annotations}
-        held = [self._inherited(pod, kept) for pod in found if pod.uid not in ours]
-        return [hold for hold in held if hold is not None]
+    def _adopt_pods(self, pods: PodsByUid) -> list[PodAllocation]:
+        """Build allocations for running pods of gpu-manager, under any domain, that have none here yet."""
+        candidates = [
+            pod
+            for pod in pods.values()
+            if pod.predicate_minors and not pod.has_ended and pod.uid not in self._allocations
+        ]
+        entries = self._kubelet.checkpointed() if candidates else []
+        # A pod with our response in the kubelet's checkpoint is ours, whatever its annotations say: rebuild, not adopt.
+        ours = {each.uid for each in entries if RESPONSE_TOKEN in each.response.annotations}
+        adopted = [self._adopt(pod, entries) for pod in candidates if pod.uid not in ours]
+        return [each for each in adopted if each is not None]
 
-    def _inherited(self, pod: BoundPod, kept: Sequence[CheckpointedContainer]) -> PodAllocation | None:
-        """Read what an ancestor gave to a pod: cards by minor number; and the ids by which the kubelet knows it."""
+    def _adopt(self, pod: BoundPod, entries: Sequence[CheckpointedContainer]) -> PodAllocation | None:
+        # gpu-manager recorded cards by minor number; it did not know MIG devices.
         by_minor = {card.minor: card.uuid for card in self._node_cards.cards() if not card.is_mig}
         cards = {
-            name: [by_minor[minor] for minor in minors if minor in by_minor] for name, minors in pod.predicates.items()
+            name: [by_minor[minor] for minor in minors if minor in by_minor]
+            for name, minors in pod.predicate_minors.items()
         }
         placed = slices_on_cards(pod.request, cards, self._node_cards.gpus(), self._scheme.unit_mib)
-        held = peak_usage(pod.request, placed)
-        if not held:
+        usage = peak_usage(pod.request, placed)
+        if not usage:
             return None
-        ids = self._ids_in([each for each in kept if each.uid == pod.uid])
+        ids = self._ids_by_container([each for each in entries if each.uid == pod.uid])
         return PodAllocation(
             uid=pod.uid,
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
             placed=placed,
-            held=held,
-            containers={name: ContainerAllocation("", given) for name, given in ids.items()},
+            usage=usage,
+            containers={name: ContainerAllocation("", each) for name, each in ids.items()},
         )
 
-    def _ids_in(self, kept: Iterable[CheckpointedContainer]) -> dict[str, dict[Resource, tuple[str, ...]]]:
-        """File the ids that the kubelet keeps for a pod by container and resource."""
+    def _ids_by_container(self, entries: Iterable[CheckpointedContainer]) -> dict[str, dict[Resource, tuple[str, ...]]]:
+        """Group the device IDs of one pod's entries by container and resource; other resources are skipped."""
         resources = {resource.name_in(self._scheme.names): resource for resource in Resource}
         ids: dict[str, dict[Resource, tuple[str, ...]]] = {}
-        for each in kept:
+        for each in entries:
             if each.resource in resources:
-                ids.setdefault(each.container, {})[resources[each.resource]] = in_order(each.ids)
+                ids.setdefault(each.container, {})[resources[each.resource]] = sort_ids(each.ids)
         return ids
 
 
-def owner_of(uid: str, container: str) -> str:
-    """Name a container in the kubelet's record."""
+def owner_annotation(uid: str, container: str) -> str:
+    """Return the value of the annotation that says for which container a response was built."""
     return f"{uid}/{container}"
 
 
-def all_together(placed: PlacedSlices) -> dict[str, GpuUsage]:
-    """Count all containers of a pod as if they ran at once: no less than they ever hold."""
+def total_usage(placed: PlacedSlices) -> dict[str, GpuUsage]:
+    """Sum all containers of a pod as if they ran at once: an upper bound of its peak usage."""
     return sum_usage({given.uuid: (given.cores, given.memory_mib)} for slices in placed.values() for given in slices)
 
 
-def in_order(ids: Iterable[str]) -> tuple[str, ...]:
-    """Order ids by their number."""
-    return tuple(sorted(ids, key=id_order))
+def sort_ids(ids: Iterable[str]) -> tuple[str, ...]:
+    """Sort device IDs by number, so that a checkpoint is the same however the kubelet lists them."""
+    return tuple(sorted(ids, key=id_sort_key))
 
 
-def id_order(device: str) -> tuple[str, int, str]:
-    """Say where an id stands among others."""
-    head, _, number = device.rpartition("-")
-    return (head, int(number), "") if number.isdecimal() else ("", 0, device)
+def id_sort_key(device_id: str) -> tuple[str, int, str]:
+    # IDs of other plugins, as of adopted pods, may have no number: they sort first, as text.
+    prefix, _, number = device_id.rpartition("-")
+    return (prefix, int(number), "") if number.isdecimal() else ("", 0, device_id)

@@ -1,4 +1,8 @@
-"""What this node has given to whom, in a file that survives restarts: versioned, checksummed, replaced atomically."""
+"""The allocation checkpoint: which pod has which GPUs of this node, in a file that survives restarts.
+
+The file is versioned, checksummed and replaced atomically. Its JSON keys are fixed; where an attribute has a different
+name, the key is given by `field(name=...)`.
+"""
 
 import hashlib
 import os
@@ -6,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nodeplugin.cards import Card
 from nodeplugin.device_ids import Resource
@@ -21,51 +25,55 @@ CHECKPOINT_FILE = "allocations.json"
 
 
 class ContainerAllocation(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What one container got: a token that names its folder, the device ids by which the kubelet knows it, and how.
+    """One container's allocation. `token` names its folder and CDI device; it is empty in adopted allocations.
 
-    One that an ancestor gave has no token.
+    `ids` are the device IDs by which the kubelet knows the container, `mode` is how its GPUs were injected.
     """
 
     token: str
     ids: dict[Resource, tuple[str, ...]] = {}
-    way: InjectionMode = "native"
+    mode: InjectionMode = field(name="way", default="native")
 
 
 class PodAllocation(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What one pod holds: all its containers are placed at once, and then get their share one by one.
+    """One pod's allocation. All its containers are placed at once, then allocated one by one.
 
-    `held` is the most it ever has of each card. `chosen_here` says that nobody else had placed it, or not so.
+    `usage` is the peak usage of each card over the pod's life. `chosen_here` is set if this node placed the pod,
+    because it had no placement or an impossible one: then the placement annotation has to be written.
     """
 
     uid: str
     namespace: str
     name: str
     placed: dict[str, tuple[GpuSlice, ...]]
-    held: dict[str, GpuUsage]
+    usage: dict[str, GpuUsage] = field(name="held")
     containers: dict[str, ContainerAllocation] = {}
     chosen_here: bool = False
 
     @property
     def title(self) -> str:
-        """Name its pod."""
         return f"{self.namespace}/{self.name}"
 
     def cards_of(self, container: str) -> list[str]:
-        """Name the cards of a container."""
+        """Return the UUIDs of a container's cards; none for an unknown container."""
         return [given.uuid for given in self.placed.get(container, ())]
 
 
 class AllocationCheckpoint(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """All holds of this node, by pod; and the cards that it had since it was booted, so that a missing one is known."""
+    """All allocations of this node, by pod UID.
 
-    holds: dict[str, PodAllocation] = {}
+    `cards` are those seen since the boot `boot_id`, so that one which disappears is reported as missing. `mode` is the
+    injection mode in use; it applies again if the container runtime's version cannot be read at the next start.
+    """
+
+    pods: dict[str, PodAllocation] = field(name="holds", default_factory=dict)
     cards: tuple[Card, ...] = ()
-    boot: str = ""
-    way: InjectionMode | None = None
+    boot_id: str = field(name="boot", default="")
+    mode: InjectionMode | None = field(name="way", default=None)
 
 
 class CheckpointFile(Struct, frozen=True):
-    """The file: the book as it is written, and its checksum."""
+    """The envelope on disk: `sha256` is the checksum of `data` byte for byte, so `data` stays encoded."""
 
     v: int
     sha256: str
@@ -73,46 +81,53 @@ class CheckpointFile(Struct, frozen=True):
 
 
 class BadCheckpoint(Exception):  # noqa: N818 - not a fault of the program
-    """The file is not there or cannot be trusted; the message says why."""
+    """The checkpoint is missing, damaged or of another version; the message says which."""
 
 
 def read_checkpoint(path: Path) -> AllocationCheckpoint:
-    """Read the file; BadCheckpoint if there is none that can be trusted."""
+    """Read the checkpoint; raises BadCheckpoint and nothing else, whatever the file contains."""
     try:
         content = path.read_bytes()
-    except OSError as wrong:
-        raise BadCheckpoint(f"{path}: {wrong.strerror}") from None
+    except OSError as error:
+        raise BadCheckpoint(f"{path}: {error.strerror}") from None
     try:
         file = decoder_for(CheckpointFile).decode(content)
         if file.v != VERSION:
-            raise BadCheckpoint(f"{path}: version {file.v} is not known here, {VERSION} is")
+            raise BadCheckpoint(f"{path}: unsupported version {file.v}, expected {VERSION}")
         if hashlib.sha256(bytes(file.data)).hexdigest() != file.sha256:
-            raise BadCheckpoint(f"{path}: the checksum does not match")
+            raise BadCheckpoint(f"{path}: checksum mismatch")
         return decoder_for(AllocationCheckpoint).decode(file.data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as wrong:
-        raise BadCheckpoint(f"{path}: {wrong}") from None
+    # Text that is not UTF-8, and JSON nested deeper than the decoder's stack, are damage like any other.
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise BadCheckpoint(f"{path}: damaged, not the JSON of an allocation checkpoint") from None
 
 
-def write_checkpoint(path: Path, book: AllocationCheckpoint) -> None:
-    """Replace the file, on the disk before this returns."""
-    data = msgspec.json.encode(book)
+def write_checkpoint(path: Path, checkpoint: AllocationCheckpoint) -> None:
+    """Replace the checkpoint; it is on disk when this returns."""
+    data = msgspec.json.encode(checkpoint)
     file = CheckpointFile(VERSION, hashlib.sha256(data).hexdigest(), msgspec.Raw(data))
     replace_file(path, msgspec.json.encode(file), durable=True)
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
-    """Write a file so that readers see the old one or the new one, and a power cut leaves one of them."""
+    """Write a file atomically: readers see the old content or the new one, never a part.
+
+    With `durable` the same holds after a power failure.
+    """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.new")
+    # A crash may have left one.
     scratch.unlink(missing_ok=True)
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         file.flush()
+        # The mode given to open() is reduced by the umask.
         os.fchmod(file.fileno(), mode)
         if durable:
             os.fsync(file.fileno())
     scratch.replace(path)
     if durable:
+        # Makes the rename durable: it is an entry of the folder, not of the file.
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -1,8 +1,8 @@
-"""Which device ids are offered to the kubelet.
+"""Which device IDs are offered to the kubelet.
 
-Ids are anonymous tokens: which card a container got is its placement's business, and an id says nothing about it. So a
-sick card takes out the ids that its containers hold, and of the free ones as many as it has units left. Ids that are
-held stay offered whatever happens to the numbers, or the kubelet would refuse their pods after a restart.
+IDs are anonymous tokens: the pod's placement says which card a container got, its IDs do not. An unhealthy card
+therefore takes out the IDs that its containers use, and as many free IDs as it has units left. IDs in use stay on
+offer even if the number of units shrinks, because after a restart the kubelet rejects pods with unknown IDs.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -14,9 +14,9 @@ from nodeplugin.cards import Card, CardCondition
 from vcuda.names import Names
 from vcuda.vocabulary import CORES_PER_CARD
 
-# The kubelet takes messages of 4 MiB. A device costs its id, the word for its health and a few bytes around them.
-MOST_BYTES = 4 * 2**20
-BYTES_AROUND = 8 + len("Unhealthy")
+# The kubelet accepts gRPC messages of up to 4 MiB. A device takes its ID, its health and 8 bytes of encoding.
+MAX_LIST_BYTES = 4 * 2**20
+OVERHEAD_BYTES = 8 + len("Unhealthy")
 
 
 class Resource(StrEnum):
@@ -27,74 +27,74 @@ class Resource(StrEnum):
 
     @property
     def other(self) -> "Resource":
-        """The one beside it."""
         return Resource.MEMORY if self is Resource.CORE else Resource.CORE
 
     def name_in(self, names: Names) -> str:
-        """Name it as pods do."""
+        """Return the extended resource's name, as it appears in pods."""
         return names.core if self is Resource.CORE else names.memory
 
     def units_of(self, card: Card, unit_mib: int) -> int:
-        """Count what a card offers of it."""
         return CORES_PER_CARD if self is Resource.CORE else card.units(unit_mib)
 
 
 class CardDevices(Struct, frozen=True):
-    """A card's part in an offer: its units, how it is, and the ids that its containers hold."""
+    """What one card contributes to a resource: its units, its condition, and the IDs its containers use."""
 
     units: int
     condition: CardCondition
-    held: frozenset[str] = frozenset()
+    in_use: frozenset[str] = frozenset()
 
 
-def offered_devices(resource: Resource, stocks: Iterable[CardDevices]) -> dict[str, bool]:
-    """Give all ids that are offered, and whether each is healthy."""
+def offered_devices(resource: Resource, cards: Iterable[CardDevices]) -> dict[str, bool]:
+    """Return all IDs to offer, and whether each is healthy."""
     healthy: dict[str, bool] = {}
-    sick: dict[str, bool] = {}
+    unhealthy: dict[str, bool] = {}
     usable = total = 0
-    for stock in stocks:
-        total += stock.units
-        if stock.condition.healthy:
-            healthy |= dict.fromkeys(stock.held, True)
-            # A cordoned card keeps what its containers hold, and offers nothing beyond.
-            usable += min(len(stock.held), stock.units) if stock.condition.cordon else stock.units
+    for card in cards:
+        total += card.units
+        if card.condition.healthy:
+            healthy |= dict.fromkeys(card.in_use, True)
+            # A cordoned card keeps its running containers and offers nothing more.
+            usable += min(len(card.in_use), card.units) if card.condition.cordon else card.units
         else:
-            sick |= dict.fromkeys(stock.held, False)
-    fresh = unheld(resource, healthy.keys() | sick.keys())
-    # An id that containers on a sick card and on a well one hold, by a fault of the kubelet's, is the well one's.
-    offered = sick | healthy
+            unhealthy |= dict.fromkeys(card.in_use, False)
+    free = free_ids(resource, healthy.keys() | unhealthy.keys())
+    # The kubelet can assign one ID twice (it drops reservations of calls in flight when another agent lists pod
+    # resources). If the two containers are on different cards, the ID follows the healthy one.
+    offered = unhealthy | healthy
     for _ in range(usable - len(healthy)):
-        offered[next(fresh)] = True
+        offered[next(free)] = True
     for _ in range(total - len(offered)):
-        offered[next(fresh)] = False
+        offered[next(free)] = False
     return offered
 
 
-def unheld(resource: Resource, held: Collection[str]) -> Iterator[str]:
-    """Give ids that nobody holds, always the same first."""
+def free_ids(resource: Resource, in_use: Collection[str]) -> Iterator[str]:
+    """Yield IDs that are not in use, lowest number first, without end."""
     number = 0
     while True:
-        if (made := f"{resource}-{number}") not in held:
-            yield made
+        if (device_id := f"{resource}-{number}") not in in_use:
+            yield device_id
         number += 1
 
 
-def listed_size(cards: Iterable[Card], unit_mib: int) -> tuple[int, int]:
-    """Count the devices of a list, and its bytes at the most."""
+def device_list_size(cards: Iterable[Card], unit_mib: int) -> tuple[int, int]:
+    """Return the number of memory devices, and an upper bound of their list's size in bytes."""
     units = sum(card.units(unit_mib) for card in cards)
-    return units, units * (BYTES_AROUND + len(f"{Resource.MEMORY}-{units}"))
+    return units, units * (OVERHEAD_BYTES + len(f"{Resource.MEMORY}-{units}"))
 
 
-def too_many(cards: Iterable[Card], unit_mib: int) -> str:
-    """Say why a list of devices would be longer than the kubelet takes; nothing if it is not."""
-    found = list(cards)
-    units, size = listed_size(found, unit_mib)
-    if size <= MOST_BYTES:
+def device_list_problem(cards: Iterable[Card], unit_mib: int) -> str:
+    """Say why the kubelet would not accept the list of memory devices; empty if it would."""
+    all_cards = list(cards)
+    units, size = device_list_size(all_cards, unit_mib)
+    if size <= MAX_LIST_BYTES:
         return ""
-    least = -(-unit_mib * size // MOST_BYTES)
-    while listed_size(found, least)[1] > MOST_BYTES:
+    # Close to the smallest unit that fits; rounding per card and shorter IDs need the loop.
+    least = -(-unit_mib * size // MAX_LIST_BYTES)
+    while device_list_size(all_cards, least)[1] > MAX_LIST_BYTES:
         least += 1
     return (
-        f"memoryUnitMiB: {unit_mib}: this node's cards would be {units} devices, some {size // 2**20} MiB, and the "
-        f"kubelet takes 4 MiB at the most; write a unit of at least {least} MiB"
+        f"memoryUnitMiB: {unit_mib}: too small for this node: its GPUs would be {units} devices, a list of about "
+        f"{size // 2**20} MiB, and the kubelet accepts at most 4 MiB; set memoryUnitMiB to at least {least}"
     )

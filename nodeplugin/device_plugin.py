@@ -1,7 +1,8 @@
-"""The two device plugins as the kubelet sees them: sockets, registration, and the calls it makes.
+"""The two device plugins, one per resource, as the kubelet sees them: gRPC servers, registration, and its calls.
 
-One loop keeps both registered: it notices a new kubelet by its socket, a deleted socket of ours, and a kubelet that
-stopped listening, and begins anew with a socket of another name each time, which no kubelet knows yet.
+One loop keeps both registered. It detects a restarted kubelet by its socket, a deleted socket of ours, and a kubelet
+that does not watch the devices, and then registers again on new sockets. Their names are random: kubelets from 1.37 on
+refuse to register a connected socket twice.
 """
 
 import secrets
@@ -16,38 +17,42 @@ from typing import NoReturn
 import grpc
 import structlog
 
-from nodeplugin.allocating import AllocationRefused, Allocator
-from nodeplugin.allocation_store import CheckpointWriteError
+from nodeplugin.allocating import Allocator
 from nodeplugin.device_ids import Resource
 from nodeplugin.kubelet import Kubelet, KubeletError, plugin_options
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import deviceplugin_v1beta1_pb2_grpc as api_grpc
+from nodeplugin.refusal import AllocationRefused
 
-LOOK_S = 0.2
-# How long a kubelet that was just registered may take to ask for the devices.
-LISTEN_S = 5.0
+POLL_S = 0.2
+MAX_RETRY_S = 1.0
+# How long the kubelet may take from the registration to ListAndWatch.
+WATCH_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 2.0
+# Each ListAndWatch stream occupies one; the kubelet makes one other call per plugin at a time, and starts containers
+# in parallel to that.
 THREADS = 6
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
-PREFIX = "quotient-"
-MOST_RETRY_S = 1.0
+SOCKET_PREFIX = "quotient-"
 
+# Receives the step (prefer, allocate or start), its seconds, and whether it succeeded.
 Observe = Callable[[str, float, bool], None]
 
 
 class DevicePlugin(api_grpc.DevicePluginServicer):
-    """Answers for one resource."""
+    """The device plugin service of one resource."""
 
     def __init__(self, resource: Resource, allocator: Allocator, observe: Observe) -> None:
         self.resource, self._allocator, self._observe = resource, allocator, observe
-        # Guards the number of the last change, for which streams wait.
+        # Guards the change counter, on which ListAndWatch streams wait.
         self._changed = threading.Condition()
         self._version = 0
         self._closed = False
         self.streams = 0
         self._log = structlog.get_logger().bind(resource=resource.value)
 
-    def changed(self) -> None:
-        """Have the streams look whether the devices are others now."""
+    def notify(self) -> None:
+        """Make the streams compare the devices with what they sent last."""
         with self._changed:
             self._version += 1
             self._changed.notify_all()
@@ -59,11 +64,10 @@ class DevicePlugin(api_grpc.DevicePluginServicer):
             self._changed.notify_all()
 
     def GetDevicePluginOptions(self, request: api.Empty, context: grpc.ServicerContext) -> api.DevicePluginOptions:  # noqa: ARG002, N802
-        """Say what to ask for."""
         return plugin_options()
 
     def ListAndWatch(self, request: api.Empty, context: grpc.ServicerContext) -> Iterator[api.ListAndWatchResponse]:  # noqa: ARG002, N802
-        """Tell all devices, and again whenever one changes."""
+        """Stream all devices: once at the start, then after every change."""
         ended = threading.Event()
 
         def end() -> None:
@@ -81,10 +85,11 @@ class DevicePlugin(api_grpc.DevicePluginServicer):
                     while self._version == seen and not (ended.is_set() or self._closed):
                         self._changed.wait()
                     seen = self._version
+                # Outside the lock: a change during the computation increments the version and is sent next.
                 devices = self._allocator.devices(self.resource)
                 if devices != sent and not ended.is_set():
                     sent = devices
-                    yield listing(devices)
+                    yield encode_devices(devices)
         finally:
             self.streams -= 1
 
@@ -93,67 +98,68 @@ class DevicePlugin(api_grpc.DevicePluginServicer):
         request: api.PreferredAllocationRequest,
         context: grpc.ServicerContext,  # noqa: ARG002
     ) -> api.PreferredAllocationResponse:
-        """Choose ids; never an error, which would refuse the pod."""
-        answer = api.PreferredAllocationResponse()
-        began = time.monotonic()
+        response = api.PreferredAllocationResponse()
+        started = time.monotonic()
         for each in request.container_requests:
-            chosen = self._allocator.preferred(
+            chosen = self._allocator.choose_ids(
                 self.resource, each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
             )
-            answer.container_responses.add(deviceIDs=chosen)
-        self._went_well("prefer", began)
-        return answer
+            response.container_responses.add(deviceIDs=chosen)
+        self._record_success("prefer", started)
+        return response
 
     def Allocate(self, request: api.AllocateRequest, context: grpc.ServicerContext) -> api.AllocateResponse:  # noqa: N802
-        """Give containers their cards."""
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            given = [self._allocator.allocate(self.resource, each.devices_ids) for each in request.container_requests]
-        except Exception as wrong:  # the outermost frame of the call
-            self._refuse("allocate", wrong, began, context)
-        self._went_well("allocate", began)
-        return api.AllocateResponse(container_responses=given)
+            responses = [
+                self._allocator.allocate(self.resource, each.devices_ids) for each in request.container_requests
+            ]
+        except Exception as error:  # the outermost frame of the call
+            self._abort("allocate", error, started, context)
+        self._record_success("allocate", started)
+        return api.AllocateResponse(container_responses=responses)
 
     def PreStartContainer(  # noqa: N802
         self, request: api.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> api.PreStartContainerResponse:
-        """Check a container before it starts."""
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            self._allocator.prestart(self.resource, request.devices_ids)
-        except Exception as wrong:  # the outermost frame of the call
-            self._refuse("start", wrong, began, context)
-        self._went_well("start", began)
+            self._allocator.check_start(self.resource, request.devices_ids)
+        except Exception as error:  # the outermost frame of the call
+            self._abort("start", error, started, context)
+        self._record_success("start", started)
         return api.PreStartContainerResponse()
 
-    def _went_well(self, step: str, began: float) -> None:
-        took_s = time.monotonic() - began
-        self._observe(step, took_s, True)  # noqa: FBT003 - whether it went well
+    def _record_success(self, step: str, started: float) -> None:
+        took_s = time.monotonic() - started
+        self._observe(step, took_s, True)  # noqa: FBT003 - whether it succeeded
         self._log.debug("answered", step=step, took_ms=round(took_s * 1000, 3))
 
-    def _refuse(self, step: str, wrong: Exception, began: float, context: grpc.ServicerContext) -> NoReturn:
-        self._observe(step, time.monotonic() - began, False)  # noqa: FBT003
-        if isinstance(wrong, AllocationRefused | CheckpointWriteError):
-            self._log.warning("refused", step=step, cause=str(wrong))
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"Quotient: {wrong}")
-        self._log.error("failed", step=step, exc_info=wrong)
-        context.abort(grpc.StatusCode.INTERNAL, f"Quotient: the node plugin failed: {wrong}")
+    def _abort(self, step: str, error: Exception, started: float, context: grpc.ServicerContext) -> NoReturn:
+        self._observe(step, time.monotonic() - started, False)  # noqa: FBT003
+        if isinstance(error, AllocationRefused):
+            self._log.warning("allocation_refused", step=step, error=str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"Quotient: {error}")
+        self._log.error("call_failed", step=step, exc_info=error)
+        context.abort(
+            grpc.StatusCode.INTERNAL,
+            f"Quotient: internal error in the node plugin: {error}; its log on this node has the details",
+        )
         raise AssertionError("abort raises")
 
 
-def listing(devices: dict[str, bool]) -> api.ListAndWatchResponse:
-    """Write devices as the kubelet reads them."""
+def encode_devices(devices: dict[str, bool]) -> api.ListAndWatchResponse:
     return api.ListAndWatchResponse(
         devices=[api.Device(ID=each, health=HEALTHY if healthy else UNHEALTHY) for each, healthy in devices.items()]
     )
 
 
 class DevicePluginServer:
-    """One plugin on one socket, until something happens to either."""
+    """One plugin on one socket; never restarted, but replaced by a new server on a new socket."""
 
     def __init__(self, plugin: DevicePlugin, folder: Path) -> None:
         self.plugin = plugin
-        self.socket = folder / f"{PREFIX}{plugin.resource}-{secrets.token_hex(4)}.sock"
+        self.socket = folder / f"{SOCKET_PREFIX}{plugin.resource}-{secrets.token_hex(4)}.sock"
         self._server = grpc.server(
             ThreadPoolExecutor(THREADS, thread_name_prefix=f"plugin-{plugin.resource}"),
             options=[("grpc.max_receive_message_length", 64 * 2**20), ("grpc.so_reuseport", 0)],
@@ -164,112 +170,112 @@ class DevicePluginServer:
         self._inode = self.socket.stat().st_ino
 
     def is_intact(self) -> bool:
-        """Whether the socket is still the one we made."""
+        """Whether the socket file is still the one created here: a starting kubelet deletes all of them."""
         with suppress(OSError):
             return self.socket.stat().st_ino == self._inode
         return False
 
     def stop(self) -> None:
-        """End at once: the kubelet hears of it by the end of the stream."""
+        """Stop without grace: the end of the stream is what tells the kubelet, and it marks all devices unhealthy."""
         self.plugin.close()
-        self._server.stop(0).wait(2.0)
+        self._server.stop(0).wait(STOP_TIMEOUT_S)
         with suppress(OSError):
             self.socket.unlink()
 
 
 class Registrar:
-    """Keeps both plugins served and registered."""
+    """Keeps both plugins serving and registered with the kubelet."""
 
     def __init__(self, kubelet: Kubelet, allocator: Allocator, names: dict[Resource, str], observe: Observe) -> None:
         self._kubelet, self._allocator, self._names, self._observe = kubelet, allocator, names, observe
         self._servers: list[DevicePluginServer] = []
         self._ending = threading.Event()
+        # The kubelet's socket at the last registration.
         self._registered: tuple[int, int, int] | None = None
-        self._since = 0.0
+        # When the kubelet last watched both plugins, or the registration ended.
+        self._watched_at = 0.0
         self.registrations = 0
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and leave no socket."""
         self._ending.set()
         self._thread.join(10)
-        self._drop()
+        self._stop_servers()
 
     @property
     def alive(self) -> bool:
-        """Whether its thread runs."""
         return self._thread.is_alive()
 
     @property
     def registered(self) -> bool:
-        """Whether the kubelet listens to both."""
+        """Whether the kubelet watches the devices of both plugins."""
         return bool(self._servers) and all(each.plugin.streams for each in self._servers)
 
-    def changed(self) -> None:
-        """Have the kubelet told of what has changed."""
+    def notify(self) -> None:
+        """Send the devices to the kubelet if they have changed."""
         for server in list(self._servers):
-            server.plugin.changed()
+            server.plugin.notify()
 
     def _run(self) -> None:
         failures = 0
-        self._sweep()
+        self._remove_stale_sockets()
         while not self._ending.is_set():
-            wait_s = LOOK_S
+            wait_s = POLL_S
             try:
-                if why := self._why_anew():
-                    self._begin(why)
+                if reason := self._registration_reason():
+                    self._register(reason)
                     failures = 0
-            except Exception as wrong:  # the outermost frame of the thread: it has to go on
+            except Exception as error:  # the outermost frame of the thread: it has to go on
                 failures += 1
-                wait_s = min(LOOK_S * 2**failures, MOST_RETRY_S)
-                self._log.warning("not_registered", cause=str(wrong), failures=failures)
-                self._drop()
+                wait_s = min(POLL_S * 2**failures, MAX_RETRY_S)
+                self._log.warning("registration_failed", error=str(error), failures=failures)
+                self._stop_servers()
             self._ending.wait(wait_s)
 
-    def _why_anew(self) -> str:
-        """Say why to register again; nothing if all is well, or there is no kubelet."""
-        identity = self._kubelet.identity()
+    def _registration_reason(self) -> str:
+        """Say why to register; empty if there is no reason, or no kubelet."""
+        identity = self._kubelet.socket_identity()
         if identity is None:
             return ""
         if not self._servers:
             return "not registered yet"
         if identity != self._registered:
-            return "the kubelet is another one"
+            return "the kubelet was restarted"
         if not all(server.is_intact() for server in self._servers):
-            return "a socket of ours is gone"
-        if not self.registered and time.monotonic() - self._since > LISTEN_S:
-            return "the kubelet does not listen"
+            return "a socket of this plugin was deleted"
+        if not self.registered and time.monotonic() - self._watched_at > WATCH_TIMEOUT_S:
+            return "the kubelet does not watch the devices"
         if self.registered:
-            self._since = time.monotonic()
+            self._watched_at = time.monotonic()
         return ""
 
-    def _begin(self, why: str) -> None:
-        began = time.monotonic()
-        self._drop()
-        self._allocator.begin_anew()
-        identity = self._kubelet.identity()
+    def _register(self, reason: str) -> None:
+        started = time.monotonic()
+        self._stop_servers()
+        self._allocator.reset_calls()
+        identity = self._kubelet.socket_identity()
         for resource, name in self._names.items():
             server = DevicePluginServer(DevicePlugin(resource, self._allocator, self._observe), self._kubelet.plugins)
             self._servers.append(server)
             self._kubelet.register(server.socket.name, name)
-        if identity != self._kubelet.identity():
-            raise KubeletError("the kubelet was replaced meanwhile")
-        self._registered, self._since = identity, time.monotonic()
+        # Otherwise the two plugins could be registered with two different kubelets.
+        if identity != self._kubelet.socket_identity():
+            raise KubeletError("the kubelet was restarted during the registration")
+        self._registered, self._watched_at = identity, time.monotonic()
         self.registrations += 1
-        self._kubelet.greet()
-        self._log.info("registered", why=why, took_s=round(time.monotonic() - began, 3))
+        self._kubelet.connect()
+        self._log.info("registered", reason=reason, took_s=round(time.monotonic() - started, 3))
 
-    def _drop(self) -> None:
+    def _stop_servers(self) -> None:
         servers, self._servers = self._servers, []
         for server in servers:
             server.stop()
 
-    def _sweep(self) -> None:
-        """Remove the sockets of a plugin that was killed."""
-        for left in self._kubelet.plugins.glob(f"{PREFIX}*.sock"):
-            left.unlink(missing_ok=True)
+    def _remove_stale_sockets(self) -> None:
+        """Remove the sockets of a plugin process that was killed."""
+        for socket in self._kubelet.plugins.glob(f"{SOCKET_PREFIX}*.sock"):
+            socket.unlink(missing_ok=True)

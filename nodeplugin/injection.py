@@ -1,8 +1,9 @@
-"""Makes a container's GPUs usable inside of it, in one of three ways.
+"""Makes a container's GPUs usable inside the container, in one of three modes.
 
-`native` needs nothing but a stock runtime: device nodes and mounts. `cdi` says the same in a file that the runtime
-reads, whose environment nobody can override. `nvidia-runtime` leaves libraries to NVIDIA's runtime. In each, a folder
-with the container's limits is mounted at /etc/quotient, read-only.
+`native` works with any container runtime: device nodes and mounts in the Allocate response. `cdi` puts the same into a
+CDI file that the runtime reads; its environment variables cannot be overridden by the pod. `nvidia-runtime` leaves the
+driver's libraries to NVIDIA's runtime. In every mode, a folder with the container's limits is mounted read-only at
+/etc/quotient.
 """
 
 import re
@@ -21,7 +22,7 @@ from nodeplugin.host_driver import CURRENT, DeviceNode, HostDriver
 from nodeplugin.pods import BoundPod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from vcuda.memory_units import MIB
-from vcuda.names import Names
+from vcuda.names import CDI_FILE_PREFIX, CDI_KIND, Names
 from vcuda.placement_annotation import GpuSlice
 from vcuda.vocabulary import CORES_PER_CARD
 
@@ -29,16 +30,16 @@ LIMITS_VERSION = 1
 LIMITS_FILE, LIMITS_PATH = "limits.json", "/etc/quotient"
 DRIVER_PATH = "/usr/local/nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-CDI_VERSION, CDI_KIND = "0.5.0", "quotient.dev/gpu"
-CDI_PREFIX = "quotient.dev-gpu_"
-# The first runtimes that read CDI files without being told to, and the first kubelet that names devices in them.
-CDI_SINCE = {"containerd": (2, 0), "cri-o": (1, 28)}
+CDI_VERSION = "0.5.0"
+# The first runtimes that read CDI files without being configured to, and the first kubelet in which CDI devices of
+# plugins are generally available.
+CDI_RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
 CDI_KUBELET = (1, 31)
-NUMBERS = re.compile(r"(\d+)\.(\d+)")
+VERSION_NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 
 class LimitedCard(Struct, frozen=True, rename="camel"):
-    """A card of a container, and how much of it."""
+    """A container's share of one card."""
 
     uuid: str
     index: int
@@ -48,7 +49,7 @@ class LimitedCard(Struct, frozen=True, rename="camel"):
 
 
 class ContainerFile(Struct, frozen=True, rename="camel"):
-    """The limits of a container, as it finds them in /etc/quotient/limits.json."""
+    """The content of /etc/quotient/limits.json: a contract with programs inside containers."""
 
     v: int
     pod_uid: str = field(name="podUID")
@@ -62,131 +63,144 @@ class ContainerFile(Struct, frozen=True, rename="camel"):
 
 
 def detect_mode(runtime: str, kubelet: str) -> InjectionMode:
-    """Choose a way by the versions that a node reports, such as containerd://2.1.0 and v1.36.4."""
+    """Choose a mode by the versions in the Node's status, such as containerd://2.1.0 and v1.36.4."""
     name, _, version = runtime.partition("://")
-    since = CDI_SINCE.get(name)
-    if since and numbers(version) >= since and numbers(kubelet) >= CDI_KUBELET:
+    since = CDI_RUNTIMES.get(name)
+    if since and major_minor(version) >= since and major_minor(kubelet) >= CDI_KUBELET:
         return "cdi"
     return "native"
 
 
-def numbers(version: str) -> tuple[int, int]:
-    """Read the first two numbers of a version."""
-    found = NUMBERS.search(version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def major_minor(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version; (0, 0) if it has none, which is older than anything."""
+    match = VERSION_NUMBERS.search(version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 class Injector:
-    """Answers for containers in one way, and keeps their folders. `folder` is the same here and on the host."""
+    """Builds Allocate responses in one mode, and owns the containers' folders and CDI files.
+
+    `folder` must have the same path in this process and on the host: mounts refer to it.
+    """
 
     def __init__(
-        self, way: InjectionMode, folder: Path, driver: HostDriver, node_cards: NodeCards, *, names: Names, cdi: Path
+        self, mode: InjectionMode, folder: Path, driver: HostDriver, node_cards: NodeCards, *, names: Names, cdi: Path
     ) -> None:
-        self.way = way
+        self.mode = mode
         self._driver, self._node_cards, self._names, self._cdi = driver, node_cards, names, cdi
         self._driver_folder, self._containers = folder / "driver", folder / "containers"
         self._version = ""
 
     def start(self, version: str) -> None:
-        """Lay out what all containers share."""
+        """Create what all containers share; `version` is the driver's. Safe to call again."""
         self._version = version
         self._containers.mkdir(parents=True, exist_ok=True)
-        if self.way != "nvidia-runtime":
+        if self.mode != "nvidia-runtime":
             self._driver_folder.mkdir(parents=True, exist_ok=True)
             self._driver.install_files(self._driver_folder, version)
-        if self.way == "cdi":
+        if self.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
 
-    def answer(
+    def build_response(
         self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
     ) -> api.ContainerAllocateResponse:
-        """Say what the runtime has to do for a container."""
+        """Create the container's files, and return what the runtime has to inject; OSError if a file cannot be made."""
         self.prepare(pod, container, allocation, slices)
-        cards = self._cards(slices)
-        answer = api.ContainerAllocateResponse(annotations=self._ancestors_annotations(slices, cards))
-        if allocation.way == "cdi":
-            answer.cdi_devices.add(name=f"{CDI_KIND}={allocation.token}")
-            return answer
+        cards = self._find_cards(slices)
+        response = api.ContainerAllocateResponse(annotations=self._gpu_manager_annotations(slices, cards))
+        if allocation.mode == "cdi":
+            response.cdi_devices.add(name=f"{CDI_KIND}={allocation.token}")
+            return response
         for node in self._driver.device_nodes(cards):
-            answer.devices.add(host_path=node.host, container_path=node.container, permissions="rw")
+            response.devices.add(host_path=node.host, container_path=node.container, permissions="rw")
         for host, inside in self._mounts(allocation.token):
-            answer.mounts.add(host_path=host, container_path=inside, read_only=True)
-        answer.envs.update(self._environment(slices))
-        return answer
+            response.mounts.add(host_path=host, container_path=inside, read_only=True)
+        response.envs.update(self._environment(slices))
+        return response
 
     def prepare(
         self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
     ) -> None:
-        """Write the container's folder as it should be; and its CDI file, if one was promised, whatever the way now."""
-        if self.way != "nvidia-runtime" and not (self._driver_folder / CURRENT).is_symlink():
-            # Never laid out, as without a driver; or somebody emptied the folder.
+        """Create or repair the container's files; called before every start, because /run is empty after a reboot."""
+        if self.mode != "nvidia-runtime" and not (self._driver_folder / CURRENT).is_symlink():
+            # There was no driver at the start, or the folder was emptied since.
             self.start(self._version)
         folder = self._containers / allocation.token
         folder.mkdir(parents=True, exist_ok=True)
-        # Whoever the container runs as, and whatever this process makes by default.
+        # Readable for any user the container runs as; mkdir's mode is reduced by the umask.
         folder.chmod(0o755)
-        put(folder / LIMITS_FILE, msgspec.json.encode(self._limits(pod, container, slices)))
-        if allocation.way == "cdi":
+        write_if_changed(folder / LIMITS_FILE, msgspec.json.encode(self._limits(pod, container, slices)))
+        # The mode of the allocation, not the current one: the kubelet replays the response that names the CDI device.
+        if allocation.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
-            nodes = self._driver.device_nodes(self._cards(slices))
-            put(self._cdi_file(allocation.token), msgspec.json.encode(self._spec(allocation.token, slices, nodes)))
+            nodes = self._driver.device_nodes(self._find_cards(slices))
+            spec = self._cdi_spec(allocation.token, slices, nodes)
+            write_if_changed(self._cdi_file(allocation.token), msgspec.json.encode(spec))
 
-    def is_outdated(self, answer: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
-        """Tell whether an answer names other device nodes than its cards have now: a boot may number them anew."""
-        if answer.cdi_devices:  # its file is written anew
+    def is_outdated(self, response: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
+        """Whether a response names device nodes that its cards no longer have: minor numbers can change at a boot."""
+        # A CDI file is rewritten before each start; a response cannot be changed in the kubelet's checkpoint.
+        if response.cdi_devices:
             return False
-        of_cards = {node_of(card) for card in self._node_cards.cards()}
-        return {each.container_path for each in answer.devices} & of_cards != {
-            node_of(card) for card in self._cards(slices)
+        all_paths = {device_path(card) for card in self._node_cards.cards()}
+        return {each.container_path for each in response.devices} & all_paths != {
+            device_path(card) for card in self._find_cards(slices)
         }
 
-    def forget(self, tokens: Collection[str]) -> None:
-        """Remove folders and files of containers that are gone."""
+    def remove(self, tokens: Collection[str]) -> None:
+        """Remove the folders and CDI files of containers that are gone."""
         for token in tokens:
             shutil.rmtree(self._containers / token, ignore_errors=True)
             self._cdi_file(token).unlink(missing_ok=True)
 
-    def kept(self) -> set[str]:
-        """Name the containers that have a folder or a file."""
-        found = {each.name for each in self._containers.glob("*")}
-        files = self._cdi.glob(f"{CDI_PREFIX}*.json")
-        return found | {each.name.removeprefix(CDI_PREFIX).removesuffix(".json") for each in files}
+    def existing_tokens(self) -> set[str]:
+        """Return the tokens that have a folder or a CDI file."""
+        folders = {each.name for each in self._containers.glob("*")}
+        files = self._cdi.glob(f"{CDI_FILE_PREFIX}*.json")
+        return folders | {each.name.removeprefix(CDI_FILE_PREFIX).removesuffix(".json") for each in files}
 
     def remove_old_drivers(self) -> None:
-        """Remove the files of drivers before this one."""
+        """Remove the files of earlier driver versions; only safe while no container uses them."""
         self._driver.remove_old_files(self._driver_folder)
 
     def _cdi_file(self, token: str) -> Path:
-        return self._cdi / f"{CDI_PREFIX}{token}.json"
+        return self._cdi / f"{CDI_FILE_PREFIX}{token}.json"
 
-    def _cards(self, slices: Sequence[GpuSlice]) -> list[Card]:
+    def _find_cards(self, slices: Sequence[GpuSlice]) -> list[Card]:
         return [card for given in slices if (card := self._node_cards.get(given.uuid)) is not None]
 
     def _mounts(self, token: str) -> list[tuple[str, str]]:
-        found = [(str(self._containers / token), LIMITS_PATH)]
-        if self.way != "nvidia-runtime" and (self._driver_folder / CURRENT).exists():
-            found += [(f"{self._driver_folder}/{CURRENT}/{part}", f"{DRIVER_PATH}/{part}") for part in ("bin", "lib64")]
-        return found
+        """Return (host path, container path) pairs."""
+        mounts = [(str(self._containers / token), LIMITS_PATH)]
+        # Without driver files nothing is mounted: a container does not start if a mount's source is missing.
+        if self.mode != "nvidia-runtime" and (self._driver_folder / CURRENT).exists():
+            mounts += [
+                (f"{self._driver_folder}/{CURRENT}/{part}", f"{DRIVER_PATH}/{part}") for part in ("bin", "lib64")
+            ]
+        return mounts
 
     def _environment(self, slices: Sequence[GpuSlice]) -> dict[str, str]:
-        found = {VISIBLE: ",".join(given.uuid for given in slices)}
-        if self.way == "nvidia-runtime":
-            return found | {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        return found | {"LD_LIBRARY_PATH": f"{DRIVER_PATH}/lib64"}
+        # In responses these are only defaults: the kubelet lets the pod's own variables win.
+        visible = {VISIBLE: ",".join(given.uuid for given in slices)}
+        if self.mode == "nvidia-runtime":
+            return visible | {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        return visible | {"LD_LIBRARY_PATH": f"{DRIVER_PATH}/lib64"}
 
-    def _ancestors_annotations(self, slices: Sequence[GpuSlice], cards: Sequence[Card]) -> dict[str, str]:
-        """Tell the runtime what gpu-manager told it: tools of its time look there."""
-        memory = sum(given.memory_mib for given in slices) * MIB
+    def _gpu_manager_annotations(self, slices: Sequence[GpuSlice], cards: Sequence[Card]) -> dict[str, str]:
+        """Return the container annotations that gpu-manager set, for tools that read them; memory is in bytes."""
+        memory_bytes = sum(given.memory_mib for given in slices) * MIB
         return {
             self._names.core: str(sum(given.cores for given in slices)),
-            self._names.memory: str(memory),
-            f"{self._names.domain}/vcuda-device": ",".join(map(node_of, cards)),
+            self._names.memory: str(memory_bytes),
+            self._names.device_annotation: ",".join(map(device_path, cards)),
         }
 
     def _limits(self, pod: BoundPod, container: str, slices: Sequence[GpuSlice]) -> ContainerFile:
-        cards = {card.uuid: card for card in self._cards(slices)}
+        cards = {card.uuid: card for card in self._find_cards(slices)}
         cores = sum(given.cores for given in slices)
         limits = pod.limits.get(container)
+        # A share may burst up to one card; whole cards have nothing to burst into.
+        burst = min(limits.core_limit, CORES_PER_CARD) if limits and cores < CORES_PER_CARD else cores
         return ContainerFile(
             v=LIMITS_VERSION,
             pod_uid=pod.uid,
@@ -194,9 +208,7 @@ class Injector:
             pod=pod.metadata.name,
             container=container,
             cores=cores,
-            core_limit=max(
-                cores, min(limits.core_limit, CORES_PER_CARD) if limits and cores < CORES_PER_CARD else cores
-            ),
+            core_limit=max(cores, burst),
             memory_mib=sum(given.memory_mib for given in slices),
             cards=tuple(
                 LimitedCard(given.uuid, cards[given.uuid].index, cards[given.uuid].minor, given.cores, given.memory_mib)
@@ -205,8 +217,7 @@ class Injector:
             ),
         )
 
-    def _spec(self, token: str, slices: Sequence[GpuSlice], nodes: Sequence[DeviceNode]) -> dict[str, Any]:
-        """Write a CDI file for one container."""
+    def _cdi_spec(self, token: str, slices: Sequence[GpuSlice], nodes: Sequence[DeviceNode]) -> dict[str, Any]:
         options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
         edits = {
             "env": [f"{name}={value}" for name, value in sorted(self._environment(slices).items())],
@@ -218,13 +229,13 @@ class Injector:
         return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": token, "containerEdits": edits}]}
 
 
-def node_of(card: Card) -> str:
-    """Name a card's device node as containers see it."""
+def device_path(card: Card) -> str:
+    """Return the path of a card's device node inside containers."""
     return f"/dev/nvidia{card.minor}"
 
 
-def put(path: Path, content: bytes) -> None:
-    """Write a file that all may read, unless it says so already."""
+def write_if_changed(path: Path, content: bytes) -> None:
+    """Replace a world-readable file, unless it has this content already."""
     with suppress(OSError):
         if path.read_bytes() == content:
             return

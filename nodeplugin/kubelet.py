@@ -1,4 +1,8 @@
-"""The kubelet of this node: what it says of its containers' devices, and what it wrote down."""
+"""A client of this node's kubelet: plugin registration, the PodResources API, and the device manager's checkpoint.
+
+PodResources tells which devices each running container has. The checkpoint also has plain init containers, and the
+Allocate responses that the kubelet replays whenever a container restarts.
+"""
 
 import base64
 import random
@@ -22,25 +26,25 @@ from vcuda.decoding import decoder_for
 VERSION = "v1beta1"
 CHECKPOINT = "kubelet_internal_checkpoint"
 SOCKET = "kubelet.sock"
-# It answers 100 calls a second, 10 at once, and refuses more: whoever else asks may have used them up.
-TRIES = 8
+# PodResources is limited to 100 calls per second with a burst of 10, shared with all other agents on the node.
+MAX_TRIES = 8
 RETRY_S = 0.03
-CALL_S = 2.0
-REGISTER_S = 10.0
+CALL_TIMEOUT_S = 2.0
+REGISTER_TIMEOUT_S = 10.0
 
 T = TypeVar("T")
 
 
 class KubeletError(Exception):
-    """The kubelet does not answer."""
+    """A call to the kubelet failed."""
 
 
 class UnknownPod(KubeletError):  # noqa: N818 - an answer
-    """The kubelet has not taken this pod up."""
+    """The kubelet does not list this pod: not admitted yet, or gone."""
 
 
 class ListedContainer(Struct, frozen=True):
-    """A container as the kubelet lists it. Its devices are read when they are asked for: a node has thousands."""
+    """A container in PodResources. Devices are searched only on demand: a node has thousands."""
 
     namespace: str
     pod: str
@@ -48,65 +52,62 @@ class ListedContainer(Struct, frozen=True):
     devices: Iterable[resources.ContainerDevices]
 
     def has(self, resource: str) -> bool:
-        """Tell whether it holds anything of a resource."""
         return any(part.resource_name == resource and part.device_ids for part in self.devices)
 
     def ids(self, resource: str) -> frozenset[str]:
-        """Give the ids that it holds of a resource; they may come in several parts."""
+        # The kubelet may spread a resource over several entries, one per NUMA node or even per device.
         return frozenset(each for part in self.devices if part.resource_name == resource for each in part.device_ids)
 
 
 class CheckpointedContainer(Struct, frozen=True):
-    """What the kubelet keeps for a container and a resource: the ids, and the answer it got for them."""
+    """One container and resource in the kubelet's checkpoint: the device IDs, and the Allocate response for them."""
 
     uid: str
     container: str
     resource: str
     ids: frozenset[str]
-    packed: bytes = b""
+    response_bytes: bytes = b""
 
     @property
-    def answer(self) -> api.ContainerAllocateResponse:
-        """The answer; one that cannot be read is as good as an empty one."""
-        found = api.ContainerAllocateResponse()
+    def response(self) -> api.ContainerAllocateResponse:
+        """The decoded response; empty if it cannot be decoded."""
+        response = api.ContainerAllocateResponse()
         with suppress(DecodeError):
-            found.ParseFromString(self.packed)
-        return found
+            response.ParseFromString(self.response_bytes)
+        return response
 
 
 class CheckpointEntry(Struct, frozen=True):
-    """An entry of the kubelet's own file; older ones list ids without NUMA nodes."""
+    """An entry of the kubelet's checkpoint. Device IDs are grouped by NUMA node; older kubelets wrote a plain list."""
 
     uid: str = field(name="PodUID")
     container: str = field(name="ContainerName")
     resource: str = field(name="ResourceName")
     ids: dict[str, list[str] | None] | list[str] | None = field(name="DeviceIDs", default=None)
-    answer: str | None = field(name="AllocResp", default=None)
+    response: str | None = field(name="AllocResp", default=None)
 
 
 class CheckpointData(Struct, frozen=True):
-    """All entries."""
-
     entries: list[CheckpointEntry] | None = field(name="PodDeviceEntries", default=None)
 
 
 class KubeletCheckpoint(Struct, frozen=True):
-    """The kubelet's file, as far as it concerns us."""
+    """The kubelet's checkpoint file, partial. Its checksum is not verified: it hashes Go's rendering of the data."""
 
     data: CheckpointData = field(name="Data")
 
 
 class Kubelet:
-    """Asks the kubelet over its sockets, and reads its file."""
+    """Calls the kubelet over its Unix sockets, and reads its checkpoint. Safe for use by several threads."""
 
     def __init__(self, plugins: Path, pod_resources: Path) -> None:
         self.plugins = plugins
         self.socket = plugins / SOCKET
-        # The kubelet, and strict servers with it, want a host name where there is none.
         options = [
+            # gRPC would derive :authority from the socket's path, which the kubelet's server does not accept.
             ("grpc.default_authority", "localhost"),
             ("grpc.max_receive_message_length", 64 * 2**20),
-            # A kubelet that was away for a moment is back in a moment.
+            # A kubelet restart takes a second or two; gRPC's default backoff goes up to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
@@ -114,97 +115,108 @@ class Kubelet:
         self._lister = resources_grpc.PodResourcesListerStub(self._channel)
 
     def close(self) -> None:
-        """End."""
         self._channel.close()
 
     def register(self, endpoint: str, resource: str) -> None:
-        """Offer a resource; the kubelet calls back before it answers."""
+        """Register a plugin. The plugin must be serving: the kubelet calls it before this returns."""
         with grpc.insecure_channel(f"unix://{self.socket}", [("grpc.default_authority", "localhost")]) as channel:
             request = api.RegisterRequest(
                 version=VERSION, endpoint=endpoint, resource_name=resource, options=plugin_options()
             )
             try:
-                api_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_S)
-            except grpc.RpcError as wrong:
-                raise KubeletError(f"{resource} was not registered: {grpc_error(wrong)}") from None
+                api_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_TIMEOUT_S)
+            except grpc.RpcError as error:
+                raise KubeletError(f"registering {resource} failed: {grpc_error(error)}") from None
 
-    def greet(self) -> None:
-        """Have the connection made before it is needed, by a question that has no side effect."""
+    def connect(self) -> None:
+        """Open the PodResources connection now, so that the first allocation does not wait for it."""
+        # Any call connects; Get has no side effect, and an error is as good as an answer.
         with suppress(KubeletError):
-            self.held_by("default", "nobody")
+            self.get_pod_containers("default", "no-such-pod")
 
-    def listed(self) -> list[ListedContainer]:
-        """List what containers hold. Never while an Allocate is being answered: the kubelet would forget that one."""
-        answer = retry_while_busy(lambda: self._lister.List(resources.ListPodResourcesRequest(), timeout=CALL_S))
-        return [held for pod in answer.pod_resources for held in listed_containers(pod)]
+    def list_containers(self) -> list[ListedContainer]:
+        """List the containers of all pods. Never call this while an Allocate call is being answered.
 
-    def held_by(self, namespace: str, pod: str) -> list[ListedContainer]:
-        """Say what the containers of one pod hold; has no side effect, and is not known to kubelets before 1.34."""
+        List makes the kubelet rebuild its reservations from completed allocations if a pod has ended: the device IDs
+        of the call in flight would be assigned again.
+        """
+        response = retry_while_busy(
+            lambda: self._lister.List(resources.ListPodResourcesRequest(), timeout=CALL_TIMEOUT_S)
+        )
+        return [each for pod in response.pod_resources for each in containers_in(pod)]
+
+    def get_pod_containers(self, namespace: str, pod: str) -> list[ListedContainer]:
+        """List the containers of one pod; UnknownPod if the kubelet does not list it.
+
+        Has no side effect, unlike List. Kubelets before 1.34 do not serve it: KubeletError.
+        """
         request = resources.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         try:
-            return listed_containers(retry_while_busy(lambda: self._lister.Get(request, timeout=CALL_S)).pod_resources)
-        except KubeletError as wrong:
-            if "not found" in str(wrong):
-                raise UnknownPod(str(wrong)) from None
+            return containers_in(
+                retry_while_busy(lambda: self._lister.Get(request, timeout=CALL_TIMEOUT_S)).pod_resources
+            )
+        except KubeletError as error:
+            # The kubelet answers with the status UNKNOWN; only the text tells.
+            if "not found" in str(error):
+                raise UnknownPod(str(error)) from None
             raise
 
-    def kept(self) -> list[CheckpointedContainer]:
-        """Read what the kubelet wrote down; nothing if that is not there or cannot be read."""
-        return [checkpointed_container(entry) for entry in self._entries() or ()]
+    def checkpointed(self) -> list[CheckpointedContainer]:
+        """Read the kubelet's checkpoint; empty if it is missing or unreadable."""
+        return [checkpointed_container(entry) for entry in self._read_entries() or ()]
 
-    def written(self, uid: str) -> set[str] | None:
-        """Name the containers of a pod that the kubelet wrote down; None if that is not there or cannot be read."""
-        entries = self._entries()
+    def checkpointed_containers(self, uid: str) -> set[str] | None:
+        """Return the names of a pod's containers in the kubelet's checkpoint; None if it is missing or unreadable."""
+        entries = self._read_entries()
         return None if entries is None else {entry.container for entry in entries if entry.uid == uid}
 
-    def _entries(self) -> list[CheckpointEntry] | None:
+    def _read_entries(self) -> list[CheckpointEntry] | None:
         try:
-            found = decoder_for(KubeletCheckpoint).decode((self.plugins / CHECKPOINT).read_bytes())
+            checkpoint = decoder_for(KubeletCheckpoint).decode((self.plugins / CHECKPOINT).read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeError):
             return None
-        return found.data.entries or []
+        return checkpoint.data.entries or []
 
-    def identity(self) -> tuple[int, int, int] | None:
-        """Tell one kubelet's socket from the next one's; None while there is none."""
+    def socket_identity(self) -> tuple[int, int, int] | None:
+        """Identify the current registration socket: a restarted kubelet creates a new one. None if there is none."""
         with suppress(OSError):
-            found = self.socket.stat()
-            return found.st_dev, found.st_ino, found.st_ctime_ns
+            status = self.socket.stat()
+            # Inode numbers are reused at once on some file systems; the change time tells two sockets apart.
+            return status.st_dev, status.st_ino, status.st_ctime_ns
         return None
 
 
 def plugin_options() -> api.DevicePluginOptions:
-    """Say what the kubelet should ask us."""
     return api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
-def retry_while_busy(ask: Callable[[], T]) -> T:
-    """Ask, and ask again where the kubelet has been asked too often."""
-    for remaining in reversed(range(TRIES)):
+def retry_while_busy(call: Callable[[], T]) -> T:
+    """Make a call, and repeat it while the kubelet is over its rate limit or restarting."""
+    for remaining in reversed(range(MAX_TRIES)):
         try:
-            return ask()
-        except grpc.RpcError as wrong:
-            is_busy = wrong.code() in {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+            return call()
+        except grpc.RpcError as error:
+            is_busy = error.code() in {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
             if not is_busy or not remaining:
-                raise KubeletError(grpc_error(wrong)) from None
+                raise KubeletError(grpc_error(error)) from None
+            # Jitter: agents that were throttled together should not come back together.
             time.sleep(RETRY_S * random.uniform(1, 2))
-    raise KubeletError("not asked")
+    raise AssertionError("the last try returns or raises")
 
 
-def grpc_error(wrong: grpc.RpcError) -> str:
-    """Say what a call failed with."""
-    return f"{wrong.code().name}: {wrong.details()}"
+def grpc_error(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
 
 
-def listed_containers(pod: resources.PodResources) -> list[ListedContainer]:
-    """List the containers of a pod."""
+def containers_in(pod: resources.PodResources) -> list[ListedContainer]:
     return [ListedContainer(pod.namespace, pod.name, container.name, container.devices) for container in pod.containers]
 
 
 def checkpointed_container(entry: CheckpointEntry) -> CheckpointedContainer:
-    """Read one entry."""
     parts: Iterable[list[str] | None] = entry.ids.values() if isinstance(entry.ids, dict) else [entry.ids]
-    packed = b""
+    response_bytes = b""
+    # A response that is not base64 counts as empty, like one that cannot be decoded.
     with suppress(ValueError):
-        packed = base64.b64decode(entry.answer or "")
+        response_bytes = base64.b64decode(entry.response or "")
     ids = frozenset(each for part in parts for each in part or ())
-    return CheckpointedContainer(entry.uid, entry.container, entry.resource, ids, packed)
+    return CheckpointedContainer(entry.uid, entry.container, entry.resource, ids, response_bytes)

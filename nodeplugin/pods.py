@@ -1,7 +1,7 @@
-"""The GPU pods of this node: what each asks for, how it was placed, and whether it still runs.
+"""The GPU pods bound to this node: what each requests, how it was placed, and whether it still runs.
 
-What is known of them is kept in a file as well, so that a plugin that starts while the API server is away can serve the
-pods that are already bound.
+An informer keeps them current. They are also saved to `pods.json`, so that a plugin which starts while the API server
+is unavailable can serve the pods already bound. The JSON keys of that file are fixed, as in `checkpoint.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from cluster.errors import ApiError
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
-from cluster.objects import PODS, Kind, Metadata, Object, ObjectReference, Pod
+from cluster.objects import PODS, Kind, Metadata, Object, Pod
 from nodeplugin.checkpoint import replace_file
 from nodeplugin.device_ids import Resource
 from vcuda.decision import Code, Unavailable
@@ -30,55 +30,52 @@ from vcuda.request import PodRequest, Role, iter_containers, parse_request, requ
 from vcuda.scheme import Scheme
 
 RUNNING = "Running"
-REFRESH_S = 2.0
+# An allocation waits for this list; the kubelet admits no other pod until the allocation is answered.
+LIST_TIMEOUT_S = 2.0
 PREDICATE = ANCESTOR_OWNED[0]
+# NVIDIA's minor numbers end at 255, which is nvidiactl's.
+MAX_MINOR_DIGITS = 3
 
-Counts = dict[Resource, int]
+DeviceCounts = dict[Resource, int]
 
 
 class BoundPod(Object, frozen=True, kw_only=True):
-    """A GPU pod on this node. `counts` is what the kubelet asks for each container, in the configured names.
+    """A GPU pod bound to this node.
 
-    `mistake` says why it can get nothing: it slipped past the webhook with a request that means nothing.
-    `predicates` are the minor numbers that an ancestor's node agent gave to its containers.
+    `counts` is how many devices the kubelet will request for each container. `request_error` says why the pod can get
+    no GPU: an invalid request that bypassed the webhook. `predicate_minors` are the minor numbers of the cards that
+    gpu-manager gave to each container.
     """
 
     request: PodRequest = PodRequest()
-    mistake: str = ""
-    # The key of pods.json files written by earlier versions.
+    request_error: str = field(name="mistake", default="")
     options: PodOptions = field(name="wishes", default=PodOptions())
-    counts: dict[str, Counts] = field(default_factory=dict)
+    counts: dict[str, DeviceCounts] = field(default_factory=dict)
     placed: dict[str, tuple[GpuSlice, ...]] | None = None
     limits: dict[str, ContainerLimits] = field(default_factory=dict)
-    predicates: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    predicate_minors: dict[str, tuple[int, ...]] = field(name="predicates", default_factory=dict)
+    # Container names by the runtime's container ID.
     container_ids: dict[str, str] = field(default_factory=dict)
     has_ended: bool = False
     created: str = ""
 
     @property
     def uid(self) -> str:
-        """Its uid."""
         return self.metadata.uid
 
     @property
     def title(self) -> str:
-        """Name it for people."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     def role_of(self, container: str) -> Role:
-        """Say when a container runs."""
         return next(each.role for each in self.request.containers if each.name == container)
-
-    def reference(self) -> ObjectReference:
-        """Name it for events."""
-        return ObjectReference("v1", "Pod", self.metadata.namespace, self.metadata.name, self.uid)
 
 
 PodsByUid = Mapping[str, BoundPod]
 
 
-def bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
-    """Read a pod as far as it concerns this node; None if it asks for no GPU."""
+def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
+    """Read what this node needs of a pod; None if it requests no GPU, or is the mirror of a static pod."""
     annotations = pod.metadata.annotations
     request = request_held_by(pod.spec, annotations, scheme)
     if not request.is_gpu or MIRROR in annotations:
@@ -86,10 +83,11 @@ def bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     options, _ = read_pod_options(annotations, scheme)
     limits = decode_limits(annotations.get(scheme.names.limits, ""))
     if limits is not None:
+        # The annotation written by the webhook is authoritative; the pod's own ones are its input.
         options = PodOptions(models=limits.models, avoided=limits.avoid_models)
-    # One that asks for a part of a card and no memory is served, with as much of its memory; the webhook would have
-    # had it say so.
-    wrong = [
+    # A share without memory is served with the same share of the card's memory; the webhook would have added the
+    # annotation that says so.
+    reasons = [
         each for each in parse_request(pod.spec, annotations, scheme).reasons if each.code is not Code.MEMORY_MISSING
     ]
     metadata = pod.metadata
@@ -102,24 +100,24 @@ def bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
             resource_version=metadata.resource_version,
         ),
         request=request,
-        mistake="; ".join(map(str, wrong)),
+        request_error="; ".join(map(str, reasons)),
         options=options,
-        counts=counts_in(pod, scheme),
+        counts=device_counts(pod, scheme),
         placed=decode_placement(annotations.get(scheme.names.placement, "")),
         limits=dict(limits.containers) if limits else {},
-        predicates=predicates_in(pod, scheme),
+        predicate_minors=parse_predicates(pod, scheme),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id},
         has_ended=pod.status.has_ended,
         created=metadata.creation_timestamp or "",
     )
 
 
-def counts_in(pod: Pod, scheme: Scheme) -> dict[str, Counts]:
-    """Count what the kubelet will ask for, container by container."""
-    found: dict[str, Counts] = {}
+def device_counts(pod: Pod, scheme: Scheme) -> dict[str, DeviceCounts]:
+    """Count the devices that the kubelet will request for each container; containers without any are left out."""
+    by_container: dict[str, DeviceCounts] = {}
     for _, _, container in iter_containers(pod.spec):
         limits, _ = resources_of(container)
-        counts: Counts = {}
+        counts: DeviceCounts = {}
         for resource in Resource:
             try:
                 amount = parse(limits.get(resource.name_in(scheme.names), 0)).whole
@@ -128,22 +126,24 @@ def counts_in(pod: Pod, scheme: Scheme) -> dict[str, Counts]:
             if amount > 0:
                 counts[resource] = amount
         if counts:
-            found[container.name] = counts
-    return found
+            by_container[container.name] = counts
+    return by_container
 
 
-def predicates_in(pod: Pod, scheme: Scheme) -> dict[str, tuple[int, ...]]:
-    """Read which cards an ancestor gave to the containers of a pod that runs; it counted containers, not names."""
-    found: dict[str, tuple[int, ...]] = {}
+def parse_predicates(pod: Pod, scheme: Scheme) -> dict[str, tuple[int, ...]]:
+    """Read the minor numbers of the cards that gpu-manager gave to the containers of a running pod."""
+    minors: dict[str, tuple[int, ...]] = {}
+    # gpu-manager's scheduler writes the annotations before the pod runs; until then they are only a plan.
     if pod.status.phase != RUNNING:
-        return found
+        return minors
+    # Its annotations end with the container's index, not with its name.
     for index, container in enumerate(pod.spec.containers or ()):
         for names in scheme.all_names:
             text = pod.metadata.annotations.get(f"{names.domain}/{PREDICATE}{index}", "")
             parts = [part.strip() for part in text.split(",")]
-            if text and all(part.isdecimal() and len(part) < 4 for part in parts):  # noqa: PLR2004 - a minor number
-                found[container.name] = tuple(map(int, parts))
-    return found
+            if text and all(part.isdecimal() and len(part) <= MAX_MINOR_DIGITS for part in parts):
+                minors[container.name] = tuple(map(int, parts))
+    return minors
 
 
 class NodePods:
@@ -153,60 +153,60 @@ class NodePods:
         self._cluster, self._scheme, self._file = cluster, scheme, file
         self._selector = Selector(fields=f"spec.nodeName={node}")
         self.informer: Informer[BoundPod] = Informer(
-            cluster, cast("Kind[BoundPod]", PODS), selector=self._selector, convert=lambda pod: bound_pod(pod, scheme)
+            cluster,
+            cast("Kind[BoundPod]", PODS),
+            selector=self._selector,
+            convert=lambda pod: parse_bound_pod(pod, scheme),
         )
-        self._before = read_pods(file)
+        self._saved = read_pods(file)
         self._log = structlog.get_logger()
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Begin to follow, and tell of every change that matters here.
+        """Start the informer; `on_change` is called, on its thread, for every change that matters to this node."""
 
-        Kubelets from 1.34 on rewrite the status of pods with several resources again and again, in another order.
-        """
-
-        def heard(old: BoundPod | None, new: BoundPod | None) -> None:
+        def handle(old: BoundPod | None, new: BoundPod | None) -> None:
+            # Kubelets from 1.34 on keep rewriting the status of pods with several resources, only in another order:
+            # such an update changes nothing but the metadata.
             if old is None or new is None or replace(old, metadata=new.metadata) != new:
                 on_change()
 
-        self.informer.on_change(heard)
+        self.informer.on_change(handle)
         self.informer.start()
 
     def stop(self) -> None:
-        """End."""
         self.informer.stop()
 
-    def known(self) -> PodsByUid:
-        """Give the pods by uid: as the API server last said, or as the last plugin knew them."""
-        return by_uid(self.informer.all()) if self.informer.synced else self._before
+    def cached_pods(self) -> PodsByUid:
+        """Return the informer's pods; before its first list, those that the previous plugin saved."""
+        return index_by_uid(self.informer.all()) if self.informer.synced else self._saved
 
-    def asked(self) -> PodsByUid | None:
-        """Ask the API server itself; None if it does not answer in time."""
+    def fetch_pods(self) -> PodsByUid | None:
+        """List the pods from the API server; None if it does not answer in time."""
         try:
-            found = self._cluster.bounded(REFRESH_S).list(PODS, selector=self._selector).items
-        except (ApiError, Unavailable) as away:
-            self._log.warning("pods_not_asked", cause=str(away))
+            pods = self._cluster.bounded(LIST_TIMEOUT_S).list(PODS, selector=self._selector).items
+        except (ApiError, Unavailable) as error:
+            self._log.warning("pod_list_failed", error=str(error))
             return None
-        return by_uid(each for each in (bound_pod(pod, self._scheme) for pod in found) if each is not None)
+        return index_by_uid(each for each in (parse_bound_pod(pod, self._scheme) for pod in pods) if each is not None)
 
-    def keep(self) -> None:
-        """Write down what is known, for a plugin that starts while the API server is away."""
+    def save(self) -> None:
+        """Write the pods to disk. A failure is only logged: the file is a help for the next start, no more."""
         if not self.informer.synced:
             return
         pods = [pod for pod in self.informer.all() if not pod.has_ended]
         try:
             replace_file(self._file, msgspec.json.encode(pods))
-        except OSError as wrong:
-            self._log.warning("pods_not_kept", cause=str(wrong))
+        except OSError as error:
+            self._log.warning("pods_not_saved", error=str(error))
 
 
-def by_uid(pods: Iterable[BoundPod]) -> dict[str, BoundPod]:
-    """File pods by their uid."""
+def index_by_uid(pods: Iterable[BoundPod]) -> dict[str, BoundPod]:
     return {pod.uid: pod for pod in pods}
 
 
 def read_pods(file: Path) -> dict[str, BoundPod]:
-    """Read the pods that were known; none if the file is not there or broken."""
+    """Read the saved pods; empty if the file is missing or damaged."""
     try:
-        return by_uid(decoder_for(list[BoundPod]).decode(file.read_bytes()))
+        return index_by_uid(decoder_for(list[BoundPod]).decode(file.read_bytes()))
     except (OSError, msgspec.MsgspecError, UnicodeError):
         return {}

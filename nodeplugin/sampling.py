@@ -132,14 +132,14 @@ def build_sample(
                 foreign.append((card, process))
             else:
                 by_container.setdefault((owner.uid, name), []).append(process)
-        held = [each.held[card.uuid] for each in allocations.values() if card.uuid in each.held]
+        used = [each.usage[card.uuid] for each in allocations.values() if card.uuid in each.usage]
         cards.append(
             CardSample(
                 card,
                 node_cards.condition(card.uuid),
                 usage,
-                sum(cores for cores, _ in held),
-                sum(mib for _, mib in held),
+                sum(cores for cores, _ in used),
+                sum(mib for _, mib in used),
             )
         )
         for uid, allocation in allocations.items():

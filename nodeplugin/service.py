@@ -29,7 +29,7 @@ from nodeplugin.checkpoint import (
     PodAllocation,
     read_checkpoint,
 )
-from nodeplugin.device_ids import Resource, too_many
+from nodeplugin.device_ids import Resource, device_list_problem
 from nodeplugin.device_plugin import Registrar
 from nodeplugin.health import HealthWatcher
 from nodeplugin.host_driver import HostDriver
@@ -84,32 +84,32 @@ class Service:
         self.node_cards = NodeCards(previous_cards(self._previous, boot))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = NodePods(cluster, self.node, scheme, self._folder / "pods.json")
-        self._way: InjectionMode | None = None if settings.injection == "auto" else settings.injection
+        self._mode: InjectionMode | None = None if settings.injection == "auto" else settings.injection
         self.injector = Injector(
-            self._way or "native",
+            self._mode or "native",
             self._folder,
             self.host_driver,
             self.node_cards,
             names=scheme.names,
             cdi=Path(settings.cdi),
         )
-        self.book = AllocationStore(
+        self.allocations = AllocationStore(
             self._folder,
             scheme,
             self.node_cards,
             pods=self.pods,
             kubelet=self.kubelet,
-            injection=self.injector,
-            running=running_pods,
-            boot=boot,
+            injector=self.injector,
+            running_pods=running_pods,
+            boot_id=boot,
         )
         self.allocator = Allocator(
-            self.book,
+            self.allocations,
             scheme,
             self.node_cards,
             pods=self.pods,
             kubelet=self.kubelet,
-            injection=self.injector,
+            injector=self.injector,
             policy=settings.policy,
         )
         self.publisher = NodePublisher(
@@ -118,14 +118,14 @@ class Service:
             scheme.names,
             self.node_cards,
             on_change=self._on_change,
-            unwritten_placements=lambda: unwritten_placements(self.book.holds(), self.pods.known()),
+            unwritten_placements=lambda: unwritten_placements(self.allocations.all(), self.pods.cached_pods()),
             driver_version=lambda: self._driver_version,
         )
-        self.book.on_change(self._on_change)
+        self.allocations.on_change(self._on_change)
         self.health = HealthWatcher(
             self.driver, self.node_cards, settings.health, self._on_change, rediscover=self._rediscover
         )
-        self.sampler = Sampler(self.driver, self.node_cards, self.pods.known, self.book.holds)
+        self.sampler = Sampler(self.driver, self.node_cards, self.pods.cached_pods, self.allocations.all)
         self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.health.xids), self._status)
         names = {resource: resource.name_in(scheme.names) for resource in Resource}
         self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
@@ -159,11 +159,11 @@ class Service:
         self._find_cards()
         self.publisher.start()
         self.pods.start(self._on_pod_change)
-        if self._way is None:
-            self.injector.way = self._detect_injection()
+        if self._mode is None:
+            self.injector.mode = self._detect_injection()
         self.injector.start(self._driver_version)
         # Before registration: a kubelet may send calls at once, and they must see all existing allocations.
-        self.book.recover()
+        self.allocations.recover()
         self.registrar.start()
         self.health.start()
         self._reconciler.start()
@@ -171,7 +171,7 @@ class Service:
             "nodeplugin_started",
             node=self.node,
             cards=len(self.node_cards.cards()),
-            injection=self.injector.way,
+            injector=self.injector.mode,
             took_s=round(time.monotonic() - began, 3),
         )
         return self
@@ -215,7 +215,7 @@ class Service:
             if self._reconciler.is_alive():
                 self.injector.start(version)
             self._driver_version = version
-        if problem := too_many(cards, self._unit_mib):
+        if problem := device_list_problem(cards, self._unit_mib):
             raise CannotServe(problem)
         before = self.node_cards.cards()
         self.node_cards.update(cards)
@@ -240,8 +240,8 @@ class Service:
         Other missing cards are broken and stay listed as unhealthy.
         """
         present = {card.uuid for card in cards} | {card.parent for card in cards}
-        held = {uuid for hold in self.book.holds().values() for uuid in hold.held}
-        missing = self.node_cards.missing() - held
+        in_use = {uuid for pod in self.allocations.all().values() for uuid in pod.usage}
+        missing = self.node_cards.missing() - in_use
         self.node_cards.forget(
             card.uuid
             for card in self.node_cards.cards()
@@ -253,7 +253,7 @@ class Service:
             info = self._cluster.bounded(DETECT_TIMEOUT_S).get(NODES, self.node).status.node_info
         except (ApiError, Unavailable) as error:
             self._log.warning("container_runtime_unknown", error=str(error))
-            return self._previous.way or "native"
+            return self._previous.mode or "native"
         return detect_mode(info.container_runtime_version, info.kubelet_version)
 
     def _reconcile_loop(self) -> None:
@@ -272,11 +272,11 @@ class Service:
             try:
                 now = time.monotonic()
                 if changed:
-                    self.pods.keep()
+                    self.pods.save()
                 # On this thread, which makes no driver calls.
                 self.health.detect_hang()
                 if changed or dying or now - resynced > RESYNC_S or not swept:
-                    dying = self.book.collect()
+                    dying = self.allocations.release_ended()
                     retries = retries + 1 if dying and not changed else 0
                     resynced = now
                 # Once per start, and not before all pods are known.
@@ -302,8 +302,8 @@ class Service:
         self._on_change()
 
     def _sweep(self) -> None:
-        self.book.sweep()
-        if not self.book.holds():
+        self.allocations.remove_orphans()
+        if not self.allocations.all():
             self.injector.remove_old_drivers()
 
     def _on_pod_change(self) -> None:
@@ -312,7 +312,7 @@ class Service:
 
     def _on_change(self) -> None:
         """Update the kubelet and the Node after a change of cards, conditions or allocations."""
-        self.registrar.changed()
+        self.registrar.notify()
         self.publisher.enqueue()
 
     def _status(self) -> Mapping[str, float]:
@@ -321,7 +321,7 @@ class Service:
             "registrations": float(self.registrar.registrations),
             "api_age_seconds": self.pods.informer.age_s(),
             "health_age_seconds": time.monotonic() - self.health.last_poll_at,
-            "pods": float(len(self.book.holds())),
+            "pods": float(len(self.allocations.all())),
         }
 
     def not_live(self) -> list[str]:
@@ -337,7 +337,7 @@ class Service:
     def not_ready(self) -> list[str]:
         """Return what keeps the plugin from serving pods."""
         unregistered = "" if self.registrar.registered else "not registered: the kubelet does not watch the devices yet"
-        return [problem for problem in (unregistered, self._driver_error, self.book.failure) if problem]
+        return [problem for problem in (unregistered, self._driver_error, self.allocations.write_error) if problem]
 
 
 def retry_delay_s(retries: int) -> float:
@@ -346,9 +346,13 @@ def retry_delay_s(retries: int) -> float:
     return min(RETRY_S * 2.0 ** min(retries, 10), RECONCILE_S)
 
 
-def unwritten_placements(holds: Mapping[str, PodAllocation], pods: PodsByUid) -> list[PodAllocation]:
+def unwritten_placements(allocations: Mapping[str, PodAllocation], pods: PodsByUid) -> list[PodAllocation]:
     """Return the allocations that this node placed itself and whose placement is not on the pod yet."""
-    return [hold for uid, hold in holds.items() if hold.chosen_here and uid in pods and pods[uid].placed != hold.placed]
+    return [
+        each
+        for uid, each in allocations.items()
+        if each.chosen_here and uid in pods and pods[uid].placed != each.placed
+    ]
 
 
 def previous_checkpoint(folder: Path) -> AllocationCheckpoint:
@@ -366,8 +370,8 @@ def previous_cards(checkpoint: AllocationCheckpoint, boot: str) -> tuple[Card, .
     A card that disappears while the machine runs is broken; one that is gone after a reboot was removed, and counts
     only while a pod holds it.
     """
-    held = {uuid for hold in checkpoint.holds.values() for uuid in hold.held}
-    return tuple(card for card in checkpoint.cards if checkpoint.boot == boot or card.uuid in held)
+    in_use = {uuid for pod in checkpoint.pods.values() for uuid in pod.usage}
+    return tuple(card for card in checkpoint.cards if checkpoint.boot_id == boot or card.uuid in in_use)
 
 
 def boot_id() -> str:

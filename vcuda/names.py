@@ -81,6 +81,14 @@ DEFAULT_SCHEDULER = "default-scheduler"
 ANCESTOR_MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvidia.com/gpu-model")
 ANCESTOR_POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
 
+# Node plugin: annotations on its Allocate responses. The kubelet stores responses in its own checkpoint, so a lost
+# allocation checkpoint can be rebuilt from them: the pod's placement, the allocation's token, and "uid/container".
+RESPONSE_PLACEMENT = f"{API_GROUP}/placement"
+RESPONSE_TOKEN = f"{API_GROUP}/allocation"
+RESPONSE_OWNER = f"{API_GROUP}/container"
+# Node plugin: the kind of its CDI devices, and the start of its CDI file names (CDI's convention: vendor-class_name).
+CDI_KIND, CDI_FILE_PREFIX = f"{API_GROUP}/gpu", f"{API_GROUP}-gpu_"
+
 DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 DOMAIN = re.compile(rf"{DNS_LABEL}(\.{DNS_LABEL})+", re.ASCII)
 MAX_DOMAIN = 190  # a prefixed name has 253 characters at the most, and our longest suffix takes its part
@@ -169,6 +177,11 @@ class Names:
     def cordon(self) -> str:
         """Node annotation, written by people: cards that take nothing new, by uuid or index, separated by commas."""
         return self._under("gpu-cordon")
+
+    @cached_property
+    def device_annotation(self) -> str:
+        """Node plugin: container annotation for the runtime, as gpu-manager wrote it: device nodes, comma-separated."""
+        return self._under("vcuda-device")
 
     @cached_property
     def quota_label(self) -> str:

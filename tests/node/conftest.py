@@ -1,4 +1,4 @@
-"""A node with GPUs, in a cluster of its own: these tests break what others would share."""
+"""A GPU node in a cluster of its own: these tests break things that other tests would share."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.node.node import GpuNode
 
 @pytest.fixture(scope="session")
 def gpu_node(real_cluster_possible: None) -> Iterator[GpuNode]:
-    """A node of four cards of 40 GiB, with its plugin."""
+    """A node with four cards of 40 GiB, and a running plugin."""
     cluster = RealCluster.start(node=True)
     try:
         yield GpuNode(cluster, "A100", "A100", "A100", "A100").start()
@@ -20,7 +20,7 @@ def gpu_node(real_cluster_possible: None) -> Iterator[GpuNode]:
 
 @pytest.fixture
 def node(gpu_node: GpuNode) -> Iterator[GpuNode]:
-    """The same, without pods, and whatever happened to its driver before."""
+    """The GPU node; afterwards its pods are deleted and its driver is reset."""
     yield gpu_node
     gpu_node.clear()
     gpu_node.driver.describe()

@@ -17,7 +17,7 @@ PRODUCTS = {"H200": ("NVIDIA H200", 196608), "A100": ("NVIDIA A100-SXM4-40GB", 4
 
 
 def cards(*kinds: str) -> list[dict[str, Any]]:
-    """Describe cards; minor numbers run against indexes, as they do on many machines."""
+    """Describe cards; minor numbers are in reverse order of indexes, as on many machines."""
     return [
         {
             "uuid": uuid(index),
@@ -31,19 +31,18 @@ def cards(*kinds: str) -> list[dict[str, Any]]:
 
 
 def uuid(index: int) -> str:
-    """Name a card."""
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
 
 class FakeDriver:
-    """A folder that looks like the root of a driver."""
+    """A folder laid out like the root of a driver."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.libraries = root / LIBRARIES
 
     def install(self, *kinds: str, **more: Any) -> "FakeDriver":
-        """Lay out libraries, programs and device nodes."""
+        """Create libraries, programs and device nodes."""
         self._description = {"driver": VERSION, "cards": cards(*kinds), **more}
         fake.install(self.libraries, self._description)
         for name in ("libcuda.so", "libnvidia-ptxjitcompiler.so"):
@@ -63,19 +62,18 @@ class FakeDriver:
         return self
 
     def make_node(self, name: str, major: int, minor: int) -> None:
-        """Make a device node."""
         path = self.root / "dev" / name
         if not path.exists():
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
             path.chmod(0o666)
 
     def describe(self) -> None:
-        """Have the driver say what it said at first; errors that were reported stay reported."""
+        """Reset the driver to the cards it was installed with; reported errors stay reported."""
         events = yaml.safe_load((self.libraries / fake.DESCRIPTION).read_text()).get("events", [])
         fake.describe(self.libraries, self._description | ({"events": events} if events else {}))
 
     def change(self, how: Callable[[dict[str, Any]], None]) -> None:
-        """Have the driver say something else from now on."""
+        """Change what the driver reports from now on."""
         described = yaml.safe_load((self.libraries / fake.DESCRIPTION).read_text())
         how(described)
         fake.describe(self.libraries, described)

@@ -1,4 +1,4 @@
-"""The same by CDI, on a containerd that reads such files: nothing of it can be overridden from a pod."""
+"""Injection by CDI, on a containerd that reads CDI files: a pod cannot override any of it."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ MIB = 256
 
 @pytest.fixture(scope="module")
 def cdi_node(real_cluster_possible: None) -> Iterator[GpuNode]:
-    """A node of two cards whose runtime knows CDI."""
+    """A node with two cards whose runtime reads CDI files."""
     cluster = RealCluster.start(node=True, cdi=True)
     try:
         yield GpuNode(cluster, "A100", "A100").start()
@@ -26,13 +26,13 @@ def cdi_node(real_cluster_possible: None) -> Iterator[GpuNode]:
 
 @pytest.fixture
 def node(cdi_node: GpuNode) -> Iterator[GpuNode]:
-    """The same, without pods."""
+    """The node; afterwards its pods are deleted."""
     yield cdi_node
     cdi_node.clear()
 
 
-def test_a_container_gets_everything_by_a_file(node: GpuNode) -> None:
-    """Device nodes, driver, limits and environment; and a pod's own variable does not win."""
+def test_a_container_gets_everything_from_its_cdi_file(node: GpuNode) -> None:
+    """Device nodes, driver, limits and environment; a variable of the pod does not override it."""
     own = container("c0", 30, 8) | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
     first = container("first", 30, 8, LOOK)
     placed = placement(first=[(uuid(1), 30, 8 * MIB)], c0=[(uuid(1), 30, 8 * MIB)])
@@ -46,8 +46,8 @@ def test_a_container_gets_everything_by_a_file(node: GpuNode) -> None:
         assert (seen.limits.container, seen.limits.memory_mib) == (name, 8 * MIB)
 
 
-def test_files_come_back_after_a_reboot_and_go_with_their_pods(node: GpuNode) -> None:
-    """/run is empty then, and the kubelet names what was written there before."""
+def test_cdi_files_are_written_again_after_a_reboot_and_removed_with_their_pods(node: GpuNode) -> None:
+    """A reboot empties /run, and the kubelet replays responses that name the files."""
     node.run("one", container("c0", 30, 8), placed=placement(c0=[(uuid(0), 30, 8 * MIB)]))
     node.cluster.enter("sh", "-c", f"rm -rf {CDI}")
     node.cluster.restart(NODE_PLUGIN)

@@ -1,4 +1,4 @@
-"""Many pods at once: not one of them gets another's GPU, memory or limits."""
+"""Many pods at once: none gets the GPU, memory or limits of another."""
 
 import itertools
 import threading
@@ -15,12 +15,12 @@ from vcuda.placement_annotation import GpuSlice
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 CARDS, UNIT_MIB = 4, 256
-# Two hundred pods keep two cores busy for minutes.
-CROWD_S = 400.0
+# Two hundred pods keep two CPU cores busy for minutes.
+MANY_PODS_S = 400.0
 
 
-class Wanted(Struct, frozen=True):
-    """A pod and what each of its containers is to get: a card and units of memory."""
+class ExpectedPod(Struct, frozen=True):
+    """A pod, and the card and memory units that each of its containers is to get."""
 
     name: str
     cores: int
@@ -35,86 +35,90 @@ class Wanted(Struct, frozen=True):
         )
 
 
-def wanted_pods(count: int, cores: int) -> list[Wanted]:
-    """Describe pods of equal cores, with other memory and cards than their neighbours; every other has two containers.
+def expected_pods(count: int, cores: int) -> list[ExpectedPod]:
+    """Describe pods with equal cores, whose memory and cards vary; every second one has two containers.
 
-    Containers are dealt out evenly, so that all cards have room for theirs.
+    Containers are spread evenly over the cards, so that all fit.
     """
-    dealt = itertools.count()
+    numbers = itertools.count()
 
     def part() -> tuple[int, int]:
-        number = next(dealt)
+        number = next(numbers)
         return number % CARDS, 1 + number % 3
 
-    return [Wanted(f"pod-{number}", cores, tuple(part() for _ in range(1 + number % 2))) for number in range(count)]
+    return [
+        ExpectedPod(f"pod-{number}", cores, tuple(part() for _ in range(1 + number % 2))) for number in range(count)
+    ]
 
 
-class Passing(Background):
-    """Pods that come and end all the time, so that the kubelet frees ids while it gives others away."""
+class ShortPods(Background):
+    """Creates pods that end at once, so that the kubelet frees device IDs while it assigns others."""
 
     def __init__(self, node: GpuNode) -> None:
         super().__init__()
         self._node = node
         self.ended = 0
-        self._threads = [threading.Thread(target=self._run, name="passing", daemon=True)]
+        self._threads = [threading.Thread(target=self._run, name="short-pods", daemon=True)]
 
     def _run(self) -> None:
         number = 0
         while not self._ending.is_set():
             number += 1
-            name = f"passing-{number}"
+            name = f"short-{number}"
             pod = self._node.create(name, container("c0", 1, 1, "true"), restartPolicy="Never")
             self._node.bind(pod, placement(c0=[(uuid(number % CARDS), 1, UNIT_MIB)]))
-            self._node.wait_phase(name, "Succeeded", CROWD_S)
+            self._node.wait_phase(name, "Succeeded", MANY_PODS_S)
             self._node.delete(name)
             self.ended += 1
 
 
-def check(node: GpuNode, wanted: Wanted) -> None:
+def check(node: GpuNode, expected: ExpectedPod) -> None:
     """Every container sees its own card and limits, and nothing else."""
-    for number, (card, units) in enumerate(wanted.parts):
-        seen = node.seen(wanted.name, f"c{number}")
+    for number, (card, units) in enumerate(expected.parts):
+        seen = node.seen(expected.name, f"c{number}")
         minor = CARDS - 1 - card
-        assert seen.devices.keys() - CONTROL == {f"/dev/nvidia{minor}"}, wanted
+        assert seen.devices.keys() - CONTROL == {f"/dev/nvidia{minor}"}, expected
         assert seen.devices[f"/dev/nvidia{minor}"] == f"195, {minor}"
-        assert seen.visible == uuid(card), wanted
+        assert seen.visible == uuid(card), expected
         assert seen.limits is not None
-        found = seen.limits
-        assert (found.pod, found.container, found.cores, found.memory_mib) == (
-            wanted.name,
+        limits = seen.limits
+        assert (limits.pod, limits.container, limits.cores, limits.memory_mib) == (
+            expected.name,
             f"c{number}",
-            wanted.cores,
+            expected.cores,
             units * UNIT_MIB,
         )
         assert not seen.writable
 
 
-def crowd(node: GpuNode, count: int, cores: int) -> int:
-    """Make pods at once and bind them in another order, while others end; tells how many did."""
-    everyone = wanted_pods(count, cores)
-    with Passing(node) as passing, ThreadPoolExecutor(8) as pool:
-        scripts = [
-            [container(f"c{part}", cores, units) for part, (_, units) in enumerate(each.parts)] for each in everyone
+def run_many(node: GpuNode, count: int, cores: int) -> int:
+    """Create pods at once and bind them in another order, while others end; returns how many ended."""
+    pods = expected_pods(count, cores)
+    with ShortPods(node) as short_pods, ThreadPoolExecutor(8) as pool:
+        containers = [
+            [container(f"c{part}", cores, units) for part, (_, units) in enumerate(each.parts)] for each in pods
         ]
-        made = list(pool.map(lambda pair: node.create(pair[0].name, *pair[1]), zip(everyone, scripts, strict=True)))
+        created = list(pool.map(lambda pair: node.create(pair[0].name, *pair[1]), zip(pods, containers, strict=True)))
         order = sorted(range(count), key=lambda number: number * 7 % count)
-        list(pool.map(lambda number: node.bind(made[number], everyone[number].placed()), order))
-        for each in everyone:
-            node.wait_phase(each.name, "Running", CROWD_S)
-    for each in everyone:
+        list(pool.map(lambda number: node.bind(created[number], pods[number].placed()), order))
+        for each in pods:
+            node.wait_phase(each.name, "Running", MANY_PODS_S)
+    for each in pods:
         check(node, each)
-    assert all(node.placed(each.name) == each.placed() for each in everyone), "a placement was rewritten"
-    return passing.ended
+    assert all(node.placed(each.name) == each.placed() for each in pods), "a placement was rewritten"
+    return short_pods.ended
 
 
-def test_twenty_pods_at_once_each_get_their_own(node: GpuNode) -> None:
-    """Equal cores, other memory and cards, made at once while others end: every container sees what it was given."""
-    assert crowd(node, 20, 10) > 0
+def test_twenty_pods_at_once_each_get_their_own_cards(node: GpuNode) -> None:
+    """Equal cores, different memory and cards, created at once while others end."""
+    assert run_many(node, 20, 10) > 0
 
 
 @pytest.mark.long
-def test_two_hundred_pods_at_once_each_get_their_own(node: GpuNode, record_property: pytest.FixtureRequest) -> None:
-    """The same with two hundred."""
-    ended = crowd(node, 200, 1)
-    record_property("pods_ended_meanwhile", ended)  # type: ignore[operator]
+def test_two_hundred_pods_at_once_each_get_their_own_cards(
+    node: GpuNode, record_property: pytest.FixtureRequest
+) -> None:
+    """The same, with two hundred."""
+    ended = run_many(node, 200, 1)
+    record_property("pods_ended_during_the_run", ended)  # type: ignore[operator]
     assert ended > 0

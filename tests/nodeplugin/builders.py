@@ -15,7 +15,7 @@ CARD_MIB = 40960
 
 
 def card(index: int = 0, **changes: Any) -> Card:
-    """A card; its device node has another number than its index."""
+    """A card whose minor number differs from its index."""
     made: dict[str, Any] = {
         "uuid": f"GPU-{index}",
         "index": index,
@@ -27,7 +27,7 @@ def card(index: int = 0, **changes: Any) -> Card:
 
 
 def mig_part(number: int, parent: int = 0, **changes: Any) -> Card:
-    """A part of a card, whose gpu instance has this number."""
+    """A MIG device of a card, with this GPU instance ID."""
     made = {
         "uuid": f"MIG-{number}",
         "parent": f"GPU-{parent}",
@@ -39,19 +39,19 @@ def mig_part(number: int, parent: int = 0, **changes: Any) -> Card:
     return card(parent, **(made | changes))
 
 
-def asked(name: str, role: Role, core: int, memory: int) -> tuple[ContainerRequest, dict[Resource, int]]:
-    """A container that asks for so much of the two resources; 0 is not asked for."""
+def requesting(name: str, role: Role, core: int, memory: int) -> tuple[ContainerRequest, dict[Resource, int]]:
+    """A container with these amounts of the two resources; 0 means that it does not request one."""
     counts = {Resource.CORE: core, Resource.MEMORY: memory}
     request = ContainerRequest(name, role, Share(core, memory), "")
     return request, {resource: count for resource, count in counts.items() if count}
 
 
 def app(name: str = "a", core: int = 50, memory: int = 4) -> tuple[ContainerRequest, dict[Resource, int]]:
-    return asked(name, Role.APP, core, memory)
+    return requesting(name, Role.APP, core, memory)
 
 
 def init(name: str = "i", core: int = 50, memory: int = 4) -> tuple[ContainerRequest, dict[Resource, int]]:
-    return asked(name, Role.INIT, core, memory)
+    return requesting(name, Role.INIT, core, memory)
 
 
 def bound(
@@ -60,7 +60,7 @@ def bound(
     placed: Mapping[str, tuple[GpuSlice, ...]] | None = None,
     **changes: Any,
 ) -> BoundPod:
-    """A pod on this node, with one container unless others are given."""
+    """A pod bound to this node, with one container unless others are given."""
     made = containers or (app(),)
     return BoundPod(
         metadata=Metadata(name=name, namespace="team", uid=f"uid-{name}"),

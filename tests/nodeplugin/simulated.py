@@ -1,4 +1,4 @@
-"""A kubelet's device manager in this process: it calls in its order, keeps its records, and forgets as it does."""
+"""The kubelet's device manager in this process: calls in its order, checkpoints as it does, and forgets as it does."""
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from nodeplugin.checkpoint import ContainerAllocation, InjectionMode
 from nodeplugin.device_ids import Resource
 from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet, KubeletError, ListedContainer, UnknownPod
-from nodeplugin.pods import BoundPod, NodePods, PodsByUid, bound_pod
+from nodeplugin.pods import BoundPod, NodePods, PodsByUid, parse_bound_pod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import podresources_v1_pb2 as resources
 from nodeplugin.service import unwritten_placements
@@ -25,17 +25,19 @@ from vcuda.placement_annotation import GpuSlice, encode_placement
 from vcuda.scheme import Scheme, build_scheme
 
 NAMES = Names()
-SPOKEN = build_scheme()
+SCHEME = build_scheme()
 A100_MIB = 40960
+# The cards in a response: all that a container runtime would need here.
+CARDS = "CARDS"
 
 
 def card(index: int, mib: int = A100_MIB, product: str = "NVIDIA A100-SXM4-40GB", **more: Any) -> Card:
-    """Make a card; its minor number is another than its index."""
+    """A card whose minor number differs from its index."""
     return Card(uuid=f"GPU-{index}", index=index, minor=index + 4, product=product, memory_mib=mib, **more)
 
 
-def asking(name: str, cores: int, units: int, *, sidecar: bool = False) -> dict[str, Any]:
-    """Describe a container; 0 of a resource means that it does not ask for it."""
+def container(name: str, cores: int, units: int, *, sidecar: bool = False) -> dict[str, Any]:
+    """A container's manifest; 0 means that it does not request a resource."""
     limits = {key: str(amount) for key, amount in ((NAMES.core, cores), (NAMES.memory, units)) if amount}
     return {"name": name, "resources": {"limits": limits}, **({"restartPolicy": "Always"} if sidecar else {})}
 
@@ -49,58 +51,60 @@ def pod(
     phase: str = "Pending",
     uid: str = "",
 ) -> Pod:
-    """Make a pod that is bound to the node."""
-    noted = dict(annotations or {}) | ({NAMES.placement: encode_placement(placed)} if placed is not None else {})
+    """A pod bound to the node."""
+    all_annotations = dict(annotations or {})
+    if placed is not None:
+        all_annotations[NAMES.placement] = encode_placement(placed)
     raw = {
-        "metadata": {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": noted},
+        "metadata": {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": all_annotations},
         "spec": {"containers": list(containers), "initContainers": list(inits), "nodeName": "node-1"},
         "status": {"phase": phase},
     }
     return msgspec.convert(raw, Pod)
 
 
-class View:
-    """The pods as the plugin sees them: what has reached it, and what the API server would say if it were asked."""
+class SimulatedPods:
+    """The node's pods: on the API server, and in the plugin's cache, which may lag behind."""
 
-    def __init__(self, scheme: Scheme = SPOKEN) -> None:
+    def __init__(self, scheme: Scheme = SCHEME) -> None:
         self._scheme = scheme
-        self.there: dict[str, Pod] = {}
-        self.seen: dict[str, Pod] = {}
-        self.is_away = False
+        self.on_server: dict[str, Pod] = {}
+        self.in_cache: dict[str, Pod] = {}
+        self.is_server_down = False
         self.synced = True
 
     @property
-    def informer(self) -> "View":
+    def informer(self) -> "SimulatedPods":
         return self
 
-    def put(self, *pods: Pod, seen: bool = True) -> None:
+    def put(self, *pods: Pod, cached: bool = True) -> None:
         for each in pods:
-            self.there[each.metadata.uid] = each
-            if seen:
-                self.seen[each.metadata.uid] = each
+            self.on_server[each.metadata.uid] = each
+            if cached:
+                self.in_cache[each.metadata.uid] = each
 
-    def remove(self, uid: str, *, seen: bool = True) -> None:
-        self.there.pop(uid, None)
-        if seen:
-            self.seen.pop(uid, None)
+    def remove(self, uid: str, *, cached: bool = True) -> None:
+        self.on_server.pop(uid, None)
+        if cached:
+            self.in_cache.pop(uid, None)
 
-    def known(self) -> PodsByUid:
-        return self._read(self.seen)
+    def cached_pods(self) -> PodsByUid:
+        return self._parse(self.in_cache)
 
-    def asked(self) -> PodsByUid | None:
-        return None if self.is_away else self._read(self.there)
+    def fetch_pods(self) -> PodsByUid | None:
+        return None if self.is_server_down else self._parse(self.on_server)
 
-    def _read(self, pods: Mapping[str, Pod]) -> dict[str, BoundPod]:
-        read = {uid: bound_pod(each, self._scheme) for uid, each in pods.items()}
-        return {uid: each for uid, each in read.items() if each is not None}
+    def _parse(self, pods: Mapping[str, Pod]) -> dict[str, BoundPod]:
+        parsed = {uid: parse_bound_pod(each, self._scheme) for uid, each in pods.items()}
+        return {uid: each for uid, each in parsed.items() if each is not None}
 
 
-class Refusal(Exception):  # noqa: N818 - what the kubelet says to a pod
-    """A pod was refused."""
+class PodRejected(Exception):  # noqa: N818 - the kubelet's answer
+    """The kubelet did not admit a pod."""
 
 
 class SimulatedKubelet:
-    """Admits pods as the kubelet does, and lets plugins look at what it holds as the kubelet does."""
+    """Admits pods, and answers PodResources calls, as the kubelet does."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -111,47 +115,47 @@ class SimulatedKubelet:
         self.has_get = True
         self.has_list = True
         self.is_allocating = False
-        # The container that is being allocated: it is written down when all of it is.
-        self._unwritten: tuple[str, str] | None = None
-        self.between: Callable[[], None] = lambda: None
-        self.lost: list[str] = []
+        # The container being allocated: the checkpoint is written when both its resources are.
+        self._uncheckpointed: tuple[str, str] | None = None
+        self.between_calls: Callable[[], None] = lambda: None
+        self.lists_during_allocate = 0
 
-    # What a plugin may ask.
+    # PodResources and the checkpoint.
 
-    def listed(self) -> list[ListedContainer]:
+    def list_containers(self) -> list[ListedContainer]:
         if self.is_allocating:
-            self.lost.append("listed during an allocation")
+            self.lists_during_allocate += 1
         if not self.has_list:
-            raise KubeletError("UNAVAILABLE: away")
-        return [held for each in self.active.values() for held in self._holdings(each)]
+            raise KubeletError("UNAVAILABLE: connection refused")
+        return [listed for each in self.active.values() for listed in self._listed_containers(each)]
 
-    def held_by(self, namespace: str, pod: str) -> list[ListedContainer]:
+    def get_pod_containers(self, namespace: str, pod: str) -> list[ListedContainer]:
         if not self.has_get:
-            raise KubeletError("UNIMPLEMENTED: not here")
-        named = (namespace, pod)
-        found = [each for each in self.active.values() if (each.metadata.namespace, each.metadata.name) == named]
-        if not found:
+            raise KubeletError("UNIMPLEMENTED: unknown method Get")
+        key = (namespace, pod)
+        pods = [each for each in self.active.values() if (each.metadata.namespace, each.metadata.name) == key]
+        if not pods:
             raise UnknownPod("UNKNOWN: not found")
-        return [held for each in found for held in self._holdings(each)]
+        return [listed for each in pods for listed in self._listed_containers(each)]
 
-    def kept(self) -> list[CheckpointedContainer]:
+    def checkpointed(self) -> list[CheckpointedContainer]:
         return [
-            CheckpointedContainer(uid, name, resource, ids, answer.SerializeToString())
-            for (uid, name, resource), (ids, answer) in self.devices.items()
-            if (uid, name) != self._unwritten
+            CheckpointedContainer(uid, name, resource, ids, response.SerializeToString())
+            for (uid, name, resource), (ids, response) in self.devices.items()
+            if (uid, name) != self._uncheckpointed
         ]
 
-    def written(self, uid: str) -> set[str] | None:
-        return {each.container for each in self.kept() if each.uid == uid}
+    def checkpointed_containers(self, uid: str) -> set[str] | None:
+        return {each.container for each in self.checkpointed() if each.uid == uid}
 
-    def _holdings(self, each: Pod) -> list[ListedContainer]:
+    def _listed_containers(self, each: Pod) -> list[ListedContainer]:
         sidecars = [one for one in each.spec.init_containers or () if one.restart_policy == "Always"]
         return [
             ListedContainer(
                 each.metadata.namespace,
                 each.metadata.name,
                 one.name,
-                # One part for each device, as the kubelet does.
+                # One entry per device, as the kubelet does.
                 [
                     resources.ContainerDevices(resource_name=resource, device_ids=[device])
                     for (uid, name, resource), (ids, _) in self.devices.items()
@@ -162,10 +166,10 @@ class SimulatedKubelet:
             for one in (*sidecars, *(each.spec.containers or ()))
         ]
 
-    # What it does itself.
+    # Admission and container starts.
 
     def admit(self, each: Pod) -> None:
-        """Allocate for all containers, or refuse the pod."""
+        """Allocate for all containers; PodRejected if one gets nothing."""
         self.active[each.metadata.uid] = each
         reusable: dict[str, set[str]] = {}
         inits = list(each.spec.init_containers or ())
@@ -182,100 +186,99 @@ class SimulatedKubelet:
 
     def _allocate(self, each: Pod, one: Any, reusable: Mapping[str, set[str]]) -> None:
         assert self.allocator is not None
-        self._unwritten = each.metadata.uid, one.name
+        self._uncheckpointed = each.metadata.uid, one.name
         limits = list((one.resources.limits or {}).items()) if one.resources else []
         self._random.shuffle(limits)
         for number, (resource, amount) in enumerate(limits):
             if resource not in {NAMES.core, NAMES.memory}:
                 continue
             if number:
-                self.between()
+                self.between_calls()
             kind = Resource.CORE if resource == NAMES.core else Resource.MEMORY
-            again = sorted(reusable.get(resource, ()))[: int(amount)]
+            reused = sorted(reusable.get(resource, ()))[: int(amount)]
             healthy = {device for device, good in self.allocator.devices(kind).items() if good}
             free = healthy - self.in_use.get(resource, set())
-            ids = set(again)
+            ids = set(reused)
             if len(ids) < int(amount):
                 if len(free) < int(amount) - len(ids):
-                    self.forget(each.metadata.uid)
-                    raise Refusal(f"requested number of devices unavailable for {resource}")
+                    self.remove_pod(each.metadata.uid)
+                    raise PodRejected(f"requested number of devices unavailable for {resource}")
                 offered = sorted(free | ids)
                 self._random.shuffle(offered)
-                ids |= set(self.allocator.preferred(kind, offered, again, int(amount)))
+                ids |= set(self.allocator.choose_ids(kind, offered, reused, int(amount)))
             self.in_use.setdefault(resource, set()).update(ids)
             self.is_allocating = True
             try:
-                answer = self.allocator.allocate(kind, sorted(ids))
-            except Exception as wrong:
-                self.forget(each.metadata.uid)
-                raise Refusal(str(wrong)) from wrong
+                response = self.allocator.allocate(kind, sorted(ids))
+            except Exception as error:
+                self.remove_pod(each.metadata.uid)
+                raise PodRejected(str(error)) from error
             finally:
                 self.is_allocating = False
-            self.devices[each.metadata.uid, one.name, resource] = (frozenset(ids), answer)
-        self._unwritten = None
+            self.devices[each.metadata.uid, one.name, resource] = (frozenset(ids), response)
+        self._uncheckpointed = None
 
-    def start(self, uid: str, name: str) -> None:
-        """Ask the plugin whether a container may start."""
+    def start_container(self, uid: str, name: str) -> None:
+        """Call PreStartContainer for each resource; raises what the plugin raises."""
         assert self.allocator is not None
         for resource, kind in ((NAMES.core, Resource.CORE), (NAMES.memory, Resource.MEMORY)):
-            if found := self.devices.get((uid, name, resource)):
-                self.allocator.prestart(kind, sorted(found[0]))
+            if entry := self.devices.get((uid, name, resource)):
+                self.allocator.check_start(kind, sorted(entry[0]))
 
-    def die_unwritten(self, each: Pod, one: Any) -> None:
-        """Die when a container's last answer has come, and before it is written down; then begin anew."""
+    def crash_before_checkpoint(self, each: Pod, one: Any) -> None:
+        """Allocate for a container, and restart before the checkpoint is written."""
         self.active[each.metadata.uid] = each
         self._allocate(each, one, {})
         self.devices, self.in_use, self.active = {}, {}, {}
         if self.allocator is not None:
-            self.allocator.begin_anew()
+            self.allocator.reset_calls()
 
-    def forget(self, uid: str) -> None:
-        """Let go of a pod."""
+    def remove_pod(self, uid: str) -> None:
         self.active.pop(uid, None)
-        self.devices = {key: held for key, held in self.devices.items() if key[0] != uid}
+        self.devices = {key: entry for key, entry in self.devices.items() if key[0] != uid}
         self.in_use = {}
         for (_, _, resource), (ids, _) in self.devices.items():
             self.in_use.setdefault(resource, set()).update(ids)
 
     def cards_of(self, uid: str, name: str) -> list[str]:
-        """Say which cards a container was given: by both answers together, as a runtime would see them."""
+        """Return a container's cards from the responses to both its calls, as a runtime would see them."""
         return [
             card
-            for (owner, container, _), (_, answer) in self.devices.items()
+            for (owner, container, _), (_, response) in self.devices.items()
             if (owner, container) == (uid, name)
-            for card in filter(None, answer.envs.get("CARDS", "").split(","))
+            for card in filter(None, response.envs.get(CARDS, "").split(","))
         ]
 
 
-class Notes:
-    """Notes what the runtime would be told, instead of telling it."""
+class RecordingInjector:
+    """An injector that creates no files, but records what it was asked for."""
 
-    way: InjectionMode = "native"
+    mode: InjectionMode = "native"
 
     def __init__(self) -> None:
-        self.forgotten: set[str] = set()
+        self.removed: set[str] = set()
         self.prepared: dict[str, tuple[str, str, tuple[GpuSlice, ...]]] = {}
 
-    def answer(
+    def build_response(
         self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
     ) -> api.ContainerAllocateResponse:
         self.prepare(pod, container, allocation, slices)
-        return api.ContainerAllocateResponse(envs={"CARDS": ",".join(each.uuid for each in slices)})
+        return api.ContainerAllocateResponse(envs={CARDS: ",".join(each.uuid for each in slices)})
 
     def prepare(
         self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
     ) -> None:
         self.prepared[allocation.token] = (pod.uid, container, tuple(slices))
 
-    def is_outdated(self, answer: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
-        return answer.envs.get("CARDS", "") != ",".join(each.uuid for each in slices)
+    def is_outdated(self, response: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
+        return response.envs.get(CARDS, "") != ",".join(each.uuid for each in slices)
 
-    def forget(self, tokens: Collection[str]) -> None:
-        self.forgotten |= set(tokens)
+    def remove(self, tokens: Collection[str]) -> None:
+        self.removed |= set(tokens)
         for token in tokens:
             self.prepared.pop(token, None)
 
-    def kept(self) -> set[str]:
+    def existing_tokens(self) -> set[str]:
         return set(self.prepared)
 
 
@@ -288,53 +291,51 @@ class Machine:
         self._folder, self._policy = folder, policy
         self.node_cards = NodeCards()
         self.node_cards.update(cards or [card(index) for index in range(4)])
-        self.view, self.notes, self.kubelet = View(), Notes(), SimulatedKubelet(seed)
+        self.pods, self.injector, self.kubelet = SimulatedPods(), RecordingInjector(), SimulatedKubelet(seed)
         self.running: set[str] = set()
         self.now = 0.0
         self.start()
 
     def start(self) -> None:
-        """Start the plugin, or another in its place."""
-        pods, kubelet = cast("NodePods", self.view), cast("Kubelet", self.kubelet)
-        injection = cast("Injector", self.notes)
-        self.book = AllocationStore(
+        """Start the plugin; a plugin that runs is replaced, as if it had been killed."""
+        pods, kubelet = cast("NodePods", self.pods), cast("Kubelet", self.kubelet)
+        injector = cast("Injector", self.injector)
+        self.allocations = AllocationStore(
             self._folder,
-            SPOKEN,
+            SCHEME,
             self.node_cards,
             pods=pods,
             kubelet=kubelet,
-            injection=injection,
-            running=lambda uids: self.running & set(uids),
+            injector=injector,
+            running_pods=lambda uids: self.running & set(uids),
         )
         self.allocator = Allocator(
-            self.book,
-            SPOKEN,
+            self.allocations,
+            SCHEME,
             self.node_cards,
             pods=pods,
             kubelet=kubelet,
-            injection=injection,
+            injector=injector,
             policy=self._policy,
             clock=lambda: self.now,
         )
         self.kubelet.allocator = self.allocator
-        self.book.recover()
+        self.allocations.recover()
 
-    def deviating(self) -> list[str]:
-        """Name the pods that the node placed itself, and that do not say so."""
-        return [hold.name for hold in unwritten_placements(self.book.holds(), self.view.known())]
+    def unwritten_placements(self) -> list[str]:
+        """Return the names of pods that the node placed itself and whose annotation says otherwise."""
+        return [each.name for each in unwritten_placements(self.allocations.all(), self.pods.cached_pods())]
 
     def admit(self, *pods: Pod) -> None:
-        """Bind pods and have the kubelet admit them, in its own order."""
-        self.view.put(*pods)
+        """Bind pods, and have the kubelet admit them."""
+        self.pods.put(*pods)
         for each in pods:
             self.kubelet.admit(each)
 
-    def end(self, uid: str) -> None:
-        """Delete a pod."""
-        self.view.remove(uid)
-        self.kubelet.forget(uid)
-        self.book.collect()
+    def delete(self, uid: str) -> None:
+        self.pods.remove(uid)
+        self.kubelet.remove_pod(uid)
+        self.allocations.release_ended()
 
     def cards(self, uid: str, name: str = "c0") -> list[str]:
-        """Say which cards a container was given."""
         return self.kubelet.cards_of(uid, name)

@@ -29,7 +29,7 @@ APP_ID, INIT_ID = "a" * 64, "b" * 64
 POD = bound("train", init("i", 50, 4), app("a", 50, 4), container_ids={APP_ID: "a", INIT_ID: "i"})
 SHARE = (GpuSlice("GPU-0", 50, 1024),)
 ALLOCATION = PodAllocation(
-    uid=UID, namespace="team", name="train", placed={"i": SHARE, "a": SHARE}, held={"GPU-0": (50, 1024)}
+    uid=UID, namespace="team", name="train", placed={"i": SHARE, "a": SHARE}, usage={"GPU-0": (50, 1024)}
 )
 
 
@@ -110,7 +110,7 @@ def test_a_process_whose_container_does_not_have_the_card_is_foreign(
 ) -> None:
     if pid:
         add_process(tmp_path, pid, container, uid)
-    allocations = {UID: PodAllocation(uid=UID, namespace="team", name="train", placed={"a": SHARE}, held={})}
+    allocations = {UID: PodAllocation(uid=UID, namespace="team", name="train", placed={"a": SHARE}, usage={})}
     measured = sample(tmp_path, GpuProcess(10, 300, 20), allocations=allocations)
     assert [process.pid for _, process in measured.foreign_processes] == [10]
     first = ("index=0", "model=A100-SXM4-40GB", "node=n1", "uuid=GPU-0")

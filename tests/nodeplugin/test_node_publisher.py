@@ -31,7 +31,7 @@ class PodServer:
 
 def publisher(server: PodServer, *names: str) -> NodePublisher:
     """A publisher of a node that placed these pods itself."""
-    allocations = [PodAllocation(uid=f"uid-{name}", namespace="team", name=name, placed={}, held={}) for name in names]
+    allocations = [PodAllocation(uid=f"uid-{name}", namespace="team", name=name, placed={}, usage={}) for name in names]
     return NodePublisher(
         cast("Cluster", server),
         "n1",
