@@ -15,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nodeplugin.allocation_store import AllocationStore, CheckpointWriteError, owner_annotation, sort_ids
-from nodeplugin.attributing import CallAttributor
 from nodeplugin.attribution import Call, ContainerTarget, FirstCall
+from nodeplugin.call_attributor import CallAttributor
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import ContainerAllocation, PodAllocation
 from nodeplugin.device_ids import CardDevices, Resource, offered_devices
