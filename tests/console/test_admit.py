@@ -1,4 +1,4 @@
-"""`quotient admit` and `quotient lint`: the webhook's own words, without a cluster."""
+"""`quotient admit` and `quotient lint`: the webhook's decisions, without a cluster."""
 
 import json
 from pathlib import Path
@@ -64,53 +64,50 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(main, arguments, input=stdin, env={"COLUMNS": "200"})
 
 
-def judged(*documents: Any, arguments: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]]]:
+def admit(*documents: Any, arguments: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]]]:
     text = "\n---\n".join(json.dumps(document) for document in documents)
     done = run("admit", "-", "-o", "json", *arguments, stdin=text)
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_document_is_judged_as_the_cluster_would() -> None:
+def test_a_document_is_decided_as_in_a_cluster() -> None:
     """One object per document, in the shape that programs expect."""
-    code, (verdict,) = judged(pod(container(limits={CARDS: "0.3"})))
+    code, (result,) = admit(pod(container(limits={CARDS: "0.3"})))
     assert code == 0
-    assert sorted(verdict) == ["allowed", "object", "patch", "reasons", "warnings"]
-    assert verdict["allowed"]
-    assert verdict["reasons"] == []
-    assert {"op": "add", "path": "/spec/schedulerName", "value": "quotient-scheduler"} in verdict["patch"]
-    assert verdict["object"]["spec"]["containers"][0]["resources"]["limits"] == {CORE: "30", MEMORY: "1"}
-    assert verdict["object"]["metadata"]["annotations"][NAMES.memory_follows_core] == "c0"
+    assert sorted(result) == ["allowed", "object", "patch", "reasons", "warnings"]
+    assert result["allowed"]
+    assert result["reasons"] == []
+    assert {"op": "add", "path": "/spec/schedulerName", "value": "quotient-scheduler"} in result["patch"]
+    assert result["object"]["spec"]["containers"][0]["resources"]["limits"] == {CORE: "30", MEMORY: "1"}
+    assert result["object"]["metadata"]["annotations"][NAMES.memory_follows_core] == "c0"
 
 
 def test_refusals_have_code_field_value_message_and_remedy() -> None:
-    """And the exit code says that there is one."""
-    code, (fine, verdict) = judged(pod(gpu()), pod(gpu(core=150), nodeName="n"))
+    code, (fine, result) = admit(pod(gpu()), pod(gpu(core=150), nodeName="n"))
     assert code == 1
     assert fine["allowed"]
-    assert not verdict["allowed"]
-    assert verdict["patch"] == []
-    assert verdict["reasons"][0] == {
+    assert not result["allowed"]
+    assert result["patch"] == []
+    assert result["reasons"][0] == {
         "code": "CoreInvalid",
         "field": f"spec.containers[0].resources.limits[{CORE}]",
         "value": "150",
         "message": "neither a part of one GPU (1 to 99) nor whole GPUs (multiples of 100)",
         "remedy": "ask for 100 or 200",
     }
-    assert verdict["reasons"][1]["code"] == "NodeChosen"
+    assert result["reasons"][1]["code"] == "NodeChosen"
 
 
-def test_workloads_lists_and_other_kinds_are_taken_too() -> None:
-    """Whatever a manifest holds."""
+def test_workloads_lists_and_other_kinds_are_accepted() -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": [pod(gpu()), workload(pod(gpu(core=150)))]}
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}
-    code, verdicts = judged(listed, service)
+    code, results = admit(listed, service)
     assert code == 1
-    assert [verdict["allowed"] for verdict in verdicts] == [True, False, True]
-    assert verdicts[1]["reasons"][0]["field"].startswith("spec.template.spec.containers[0]")
+    assert [result["allowed"] for result in results] == [True, False, True]
+    assert results[1]["reasons"][0]["field"].startswith("spec.template.spec.containers[0]")
 
 
-def test_people_read_what_would_happen() -> None:
-    """Refusal, remedy, warnings, changes."""
+def test_text_output_shows_refusal_remedy_warnings_and_changes() -> None:
     text = json.dumps(pod(gpu(core=150))) + "\n---\n" + json.dumps(pod(gpu(), hostIPC=True))
     done = run("admit", "-", stdin=text)
     assert done.exit_code == 1
@@ -121,14 +118,13 @@ def test_people_read_what_would_happen() -> None:
     assert "remove /spec/hostIPC" in done.output
 
 
-def test_yaml_gives_the_documents_as_they_would_be_stored() -> None:
-    """To look at, or to apply elsewhere."""
+def test_yaml_output_is_the_documents_as_they_would_be_stored() -> None:
     done = run("admit", "-", "-o", "yaml", stdin=json.dumps(pod(gpu())))
     assert yaml.safe_load(done.output)["spec"]["schedulerName"] == "quotient-scheduler"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "told"),
+    ("arguments", "stdin", "expected"),
     [
         (("admit", "/none.yaml"), None, "/none.yaml: cannot be read"),
         (("admit", "-"), "a: {", "not YAML"),
@@ -139,11 +135,12 @@ def test_yaml_gives_the_documents_as_they_would_be_stored() -> None:
         (("lint", "/none.yaml"), None, "/none.yaml: cannot be read"),
     ],
 )
-def test_bad_usage_exits_with_2(arguments: tuple[str, ...], stdin: str | None, told: str) -> None:
-    """And names the file."""
+def test_wrong_usage_exits_with_2_and_names_the_file(
+    arguments: tuple[str, ...], stdin: str | None, expected: str
+) -> None:
     done = run(*arguments, stdin=stdin)
     assert done.exit_code == 2
-    assert told in done.output
+    assert expected in done.output
     assert "Traceback" not in done.output
 
 
@@ -166,33 +163,32 @@ def named(made: dict[str, Any], name: str, **notes: str) -> dict[str, Any]:
     return {**made, "metadata": {"name": name, "annotations": notes}}
 
 
-def test_quotas_are_held_to_one_document_after_another(tmp_path: Path) -> None:
-    """With all numbers in the refusal, and with the quota's policy in force."""
+def test_documents_are_charged_to_quotas_one_after_another(tmp_path: Path) -> None:
+    """The refusal has all numbers, and the quota's policy applies."""
     on_a100 = {NAMES.use_models: "A100"}
     documents = [named(pod(gpu()), name, **on_a100) for name in ("first", "second", "third")]
-    code, verdicts = judged(*documents, arguments=quota_file(tmp_path, QUOTA))
+    code, results = admit(*documents, arguments=quota_file(tmp_path, QUOTA))
     assert code == 1
-    assert [verdict["allowed"] for verdict in verdicts] == [True, True, False]
-    assert "affinity" in verdicts[0]["object"]["spec"]
-    assert verdicts[0]["object"]["metadata"]["annotations"][NAMES.core_limit] == "90"
-    (cores, memory) = verdicts[2]["reasons"]
+    assert [result["allowed"] for result in results] == [True, True, False]
+    assert "affinity" in results[0]["object"]["spec"]
+    assert results[0]["object"]["metadata"]["annotations"][NAMES.core_limit] == "90"
+    (cores, memory) = results[2]["reasons"]
     assert cores["code"] == memory["code"] == "QuotaExceeded"
     assert cores["numbers"] == {"asked": 50, "used": 100, "reserved": 0, "hard": 100, "short": 50}
     assert "asked 50 cores (100 = one GPU) of A100; used 100, reserved 0, hard 100: short by 50" in cores["message"]
 
 
-def test_a_pod_that_names_no_model_finds_the_one_with_room(tmp_path: Path) -> None:
-    """And is refused where none has."""
+def test_a_pod_without_a_model_is_charged_to_the_first_model_with_enough_free_quota(tmp_path: Path) -> None:
     documents = [named(pod(gpu(core="30", memory="8")), str(number)) for number in range(5)]
-    _, verdicts = judged(*documents, arguments=quota_file(tmp_path, QUOTA))
-    assert [verdict["allowed"] for verdict in verdicts] == [True, True, True, True, False]
+    _, results = admit(*documents, arguments=quota_file(tmp_path, QUOTA))
+    assert [result["allowed"] for result in results] == [True, True, True, True, False]
 
 
 def test_a_model_that_the_quota_does_not_name_is_refused(tmp_path: Path) -> None:
-    """With those that it does name."""
-    _, (verdict,) = judged(named(pod(gpu()), "p", **{NAMES.use_models: "H100"}), arguments=quota_file(tmp_path, QUOTA))
-    assert verdict["reasons"][0]["code"] == "ModelNotGranted"
-    assert "A100 or T4" in verdict["reasons"][0]["remedy"]
+    """The remedy lists the models that it names."""
+    _, (result,) = admit(named(pod(gpu()), "p", **{NAMES.use_models: "H100"}), arguments=quota_file(tmp_path, QUOTA))
+    assert result["reasons"][0]["code"] == "ModelNotGranted"
+    assert "A100 or T4" in result["reasons"][0]["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -217,19 +213,18 @@ def test_a_model_that_the_quota_does_not_name_is_refused(tmp_path: Path) -> None
     ids=["older JSON", "its ConfigMap", "a namespace's ConfigMap"],
 )
 def test_quotas_are_read_in_every_form(tmp_path: Path, text: str) -> None:
-    """As they would stand in a cluster, or bare."""
-    code, (verdict, elsewhere) = judged(
+    """As a ConfigMap of a cluster, or its content alone."""
+    code, (result, elsewhere) = admit(
         pod(gpu()),
         {**pod(gpu()), "metadata": {"name": "p", "namespace": "other"}},
         arguments=quota_file(tmp_path, text),
     )
     assert code == 1
-    assert [reason["code"] for reason in verdict["reasons"]] == ["QuotaExceeded"]
+    assert [reason["code"] for reason in result["reasons"]] == ["QuotaExceeded"]
     assert elsewhere["allowed"]
 
 
-def test_a_quota_that_cannot_be_meant_is_bad_usage(tmp_path: Path) -> None:
-    """With path and remedy."""
+def test_an_invalid_quota_is_wrong_usage_with_path_and_remedy(tmp_path: Path) -> None:
     done = run("admit", "-", *quota_file(tmp_path, "types: {A100: {core: 1}}"), stdin=json.dumps(pod(gpu())))
     assert done.exit_code == 2
     assert "types.A100.core: core: there is no such field; there are cores, memory, pods" in " ".join(
@@ -238,7 +233,7 @@ def test_a_quota_that_cannot_be_meant_is_bad_usage(tmp_path: Path) -> None:
 
 
 def test_lint_names_file_and_line(tmp_path: Path) -> None:
-    """Also of what dies before any webhook."""
+    """Also for what the API server rejects before any webhook."""
     file = tmp_path / "pod.yaml"
     file.write_text(README.replace("vcuda-core: 50", "vcuda-core: 150"))
     done = run("lint", str(file))
@@ -252,7 +247,7 @@ def test_lint_names_file_and_line(tmp_path: Path) -> None:
     assert second.endswith("[CoreInvalid]")
 
 
-def test_lint_repairs_what_is_certain_and_touches_nothing_else(tmp_path: Path) -> None:
+def test_lint_repairs_what_is_certain_and_changes_nothing_else(tmp_path: Path) -> None:
     """Comments, order and spelling stay."""
     file = tmp_path / "pod.yaml"
     file.write_text(README + "---\n" + OLD)
@@ -269,14 +264,13 @@ def test_lint_repairs_what_is_certain_and_touches_nothing_else(tmp_path: Path) -
     assert repair_text(text) == text
 
 
-def test_what_lint_repairs_is_what_it_complains_of() -> None:
-    """Nothing that is right is changed."""
+def test_lint_repairs_only_what_it_reports() -> None:
     for text in (json.dumps(pod(gpu())), "a: {", "kind: Pod\nmetadata: {annotations: {a: null, b: x}}\n", "- 1\n"):
         assert repair_text(text) == text
 
 
-def test_lint_passes_over_what_is_not_ours(tmp_path: Path) -> None:
-    """A folder holds more than pods; warnings do not fail a pipeline."""
+def test_lint_ignores_other_kinds(tmp_path: Path) -> None:
+    """A folder may hold any manifests; warnings do not fail a pipeline."""
     (tmp_path / "service.yaml").write_text("apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {ports: []}\n")
     (tmp_path / "pod.yaml").write_text(json.dumps(pod(gpu(memory="1"))))
     (tmp_path / "notes.txt").write_text("a: {")
@@ -285,8 +279,7 @@ def test_lint_passes_over_what_is_not_ours(tmp_path: Path) -> None:
     assert "warning: container c0: 256 MiB of GPU memory is less than CUDA itself takes" in done.output
 
 
-def test_lint_speaks_to_programs() -> None:
-    """One finding a line."""
+def test_lint_writes_one_json_finding_per_line() -> None:
     done = run("lint", "-", "-o", "json", stdin=README)
     (finding,) = [json.loads(line) for line in done.output.splitlines()]
     assert finding["file"] == "-"
@@ -295,7 +288,7 @@ def test_lint_speaks_to_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "expected"),
     [
         ("a: {\n", 2, "not YAML"),
         ("kind: Pod\nkind: Pod\n", 2, "a second time"),
@@ -307,12 +300,11 @@ def test_lint_speaks_to_programs() -> None:
         ),
     ],
 )
-def test_a_file_that_holds_no_object_is_said_to(text: str, line: int, told: str) -> None:
-    """With the line."""
+def test_a_file_without_a_valid_object_is_reported_with_its_line(text: str, line: int, expected: str) -> None:
     done = run("lint", "-", stdin=text)
     assert done.exit_code == 1
     assert done.output.startswith(f"-:{line}: ")
-    assert told in done.output
+    assert expected in done.output
 
 
 @pytest.mark.parametrize(
@@ -332,8 +324,7 @@ def test_a_file_that_holds_no_object_is_said_to(text: str, line: int, told: str)
         "a usual CronJob",
     ],
 )
-def test_odd_documents_are_answered_without_a_traceback(text: str, code: int) -> None:
-    """As what they are."""
+def test_unusual_documents_cause_no_traceback(text: str, code: int) -> None:
     done = run("admit", "-", stdin=text)
     assert done.exit_code == code, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
@@ -351,8 +342,7 @@ BROKEN_BY_A_CARELESS_EDIT = {
 
 
 @pytest.mark.parametrize("text", BROKEN_BY_A_CARELESS_EDIT.values(), ids=BROKEN_BY_A_CARELESS_EDIT.keys())
-def test_a_repair_means_what_was_meant_or_is_not_made(tmp_path: Path, text: str) -> None:
-    """Whatever the file looks like."""
+def test_a_repair_changes_nothing_else_or_is_not_made(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(text)
     done = run("lint", "--fix", str(file))

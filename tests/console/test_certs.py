@@ -27,8 +27,8 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["certs", *arguments], env={"COLUMNS": "200"})
 
 
-def test_what_is_in_use_is_shown(world: World) -> None:
-    """With who trusts it, and what is wrong while something is."""
+def test_certificates_in_use_are_shown(world: World) -> None:
+    """With the webhooks that trust them, and problems until they are solved."""
     done = run()
     assert done.exit_code == 1
     assert "has no usable CA" in done.output
@@ -43,8 +43,7 @@ def test_what_is_in_use_is_shown(world: World) -> None:
     assert "quotient-webhook.quotient-system.svc" in run().output
 
 
-def test_a_rotation_can_be_asked_for(world: World) -> None:
-    """And is then done by the controller."""
+def test_a_rotation_can_be_requested(world: World) -> None:
     assert run("rotate").exit_code == 2
     world.certificate_controller.look()
     world.replica(1)
@@ -61,8 +60,8 @@ def test_a_rotation_can_be_asked_for(world: World) -> None:
     assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).wish == ""
 
 
-def test_files_can_be_made(tmp_path: Path) -> None:
-    """For any names; what is there is not overwritten."""
+def test_certificate_files_can_be_written(tmp_path: Path) -> None:
+    """For any names; existing files are not overwritten."""
     folder = tmp_path / "tls"
     done = run("make", str(folder), "--name", "webhook.example", "--name", "127.0.0.1")
     assert done.exit_code == 0, done.output

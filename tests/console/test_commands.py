@@ -25,8 +25,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
     return CliRunner().invoke(main, arguments, env={"COLUMNS": "200", **(env or {})})
 
 
-def test_help_names_every_command_and_where_to_begin() -> None:
-    """Components that do not exist yet are absent."""
+def test_help_lists_every_command_and_where_to_start() -> None:
     done = run("--help")
     assert done.exit_code == 0
     assert "quotient local" in done.output
@@ -52,13 +51,11 @@ def test_help_names_every_command_and_where_to_begin() -> None:
         assert command.help, f"{name} has no help"
 
 
-def test_version_is_the_packages() -> None:
-    """As pip shows it."""
+def test_version_is_that_of_the_package() -> None:
     assert run("--version").output == "quotient, version 0.1.0\n"
 
 
 def test_config_shows_values_and_where_they_come_from() -> None:
-    """For people and for programs."""
     table = run("config", env={"QUOTIENT_LOG_LEVEL": "debug"})
     assert any({"log.level", "debug", "QUOTIENT_LOG_LEVEL"} <= set(line.split()) for line in table.output.splitlines())
     values = json.loads(run("--set", "memoryUnitMiB=1", "config", "-o", "json").output)
@@ -67,16 +64,15 @@ def test_config_shows_values_and_where_they_come_from() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--config", "/none.yaml", "config"), ("--set", "x", "config"), ("nonsense",)])
-def test_bad_usage_exits_with_2_and_one_message(arguments: tuple[str, ...]) -> None:
-    """No traceback."""
+def test_wrong_usage_exits_with_2_and_one_message(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.exit_code == 2
     assert "Error: " in done.output
     assert "Traceback" not in done.output
 
 
-def test_local_shows_samples_in_every_way_of_asking() -> None:
-    """And says what is wrong with the wrong ones."""
+def test_local_shows_samples_of_every_vocabulary() -> None:
+    """Invalid ones are refused with a remedy."""
     done = run("local", "--once")
     assert done.exit_code == 0, done.output
     for word in (
@@ -95,22 +91,20 @@ def test_local_shows_samples_in_every_way_of_asking() -> None:
     assert "ask for 100 or 200" in wrong
 
 
-def test_local_speaks_the_configured_domain() -> None:
-    """Samples, nodes and vocabularies alike."""
+def test_local_uses_the_configured_domain() -> None:
     done = run("--set", "domain=gpu.example.org", "local", "--once")
     assert "gpu.example.org/vcuda" in done.output
     assert "inspur.com" not in done.output
 
 
 def manifest(name: str, **limits: object) -> str:
-    """Write a pod that asks for this."""
     container = {"name": "c", "image": "i", "resources": {"limits": limits}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
     return json.dumps(pod)
 
 
-def test_local_takes_manifests_and_says_what_it_passes_over(tmp_path: Path) -> None:
-    """Bad files are named and the good ones shown all the same."""
+def test_local_applies_manifests_and_reports_what_it_ignores(tmp_path: Path) -> None:
+    """A file that cannot be read does not keep the others from being shown."""
     good, bad, other, binary = (tmp_path / name for name in ("good.yaml", "bad.yaml", "other.yaml", "binary"))
     binary.write_bytes(b"\x80\xff")
     good.write_text(manifest("mine", **{"nano-gpu/gpu-percent": 20}))
@@ -126,7 +120,7 @@ def test_local_takes_manifests_and_says_what_it_passes_over(tmp_path: Path) -> N
     assert "binary: cannot be read" in done.output
 
 
-def test_local_shows_what_users_write_as_they_wrote_it(tmp_path: Path) -> None:
+def test_local_shows_names_unchanged(tmp_path: Path) -> None:
     """Brackets are not taken for markup, and two pods of one name in two namespaces are two."""
     file = tmp_path / "pods.yaml"
     odd = json.loads(manifest("p", **{"inspur.com/vcuda-core": 150}))
@@ -146,8 +140,8 @@ def test_local_shows_what_users_write_as_they_wrote_it(tmp_path: Path) -> None:
     assert "/home/[team]/x[/b]" in shown.output
 
 
-def test_local_runs_until_it_is_ended_and_follows_its_files(tmp_path: Path) -> None:
-    """A real process: it shows a file again when it changes, and ends cleanly on SIGTERM."""
+def test_local_runs_until_sigterm_and_applies_changed_files(tmp_path: Path) -> None:
+    """A real process, which exits with 0."""
     file, log = tmp_path / "pod.yaml", tmp_path / "log"
     file.write_text(manifest("p", **{"inspur.com/vcuda-core": 150}))
     command = [sys.executable, "-m", "console.main", "local", str(file)]
@@ -169,7 +163,7 @@ def test_local_runs_until_it_is_ended_and_follows_its_files(tmp_path: Path) -> N
 
 
 def test_codes_are_stable() -> None:
-    """Programs match on them."""
+    """Programs compare them."""
     assert {code.value for code in Code} == {
         "QuantityInvalid",
         "QuotaInvalid",

@@ -38,7 +38,7 @@ def deployment(replicas: int) -> str:
 
 
 def test_pods_of_files_are_charged_to_the_quotas_in_them(tmp_path: Path) -> None:
-    """Workloads by their replicas; what does not fit is named."""
+    """A workload is charged by its replicas; pods that do not fit are named."""
     documents = (config_map("types: {A100: {cores: 120}}"), deployment(3))
     done = run(tmp_path, "team", "-f", "FILE", "-o", "json", documents=documents)
     assert done.exit_code == 0, done.output
@@ -51,16 +51,15 @@ def test_pods_of_files_are_charged_to_the_quotas_in_them(tmp_path: Path) -> None
         assert part in shown
 
 
-def test_nothing_to_show_is_said(tmp_path: Path) -> None:
-    """And is no success."""
+def test_no_quota_to_show_exits_with_1(tmp_path: Path) -> None:
     done = run(tmp_path, "elsewhere", "-f", "FILE", documents=(config_map("types: {}"),))
     assert done.exit_code == 1
     assert "no GPU quota in namespace elsewhere" in done.output
 
 
 @pytest.mark.parametrize("text", ["types: {A100: {core: 1}}", "types: [", "types: {A100: 4}"])
-def test_a_quota_that_cannot_be_read_is_an_error(tmp_path: Path, text: str) -> None:
-    """Bad usage where it is to be shown, a finding where it is linted."""
+def test_an_invalid_quota_is_an_error(tmp_path: Path, text: str) -> None:
+    """Wrong usage of `quota`, a finding of `quota lint`."""
     documents = (config_map(text), config_map("types: {T4: {cores: 1}}", "good"))
     assert run(tmp_path, "-f", "FILE", documents=documents).exit_code == 2
     done = run(tmp_path, "lint", "FILE", documents=documents)
@@ -88,14 +87,13 @@ LINTED = {
 }
 
 
-@pytest.mark.parametrize(("quotas", "told"), LINTED.values(), ids=LINTED.keys())
-def test_what_is_questionable_is_told(tmp_path: Path, quotas: tuple[str, ...], told: str) -> None:
-    """As a warning, with what to do."""
+@pytest.mark.parametrize(("quotas", "expected"), LINTED.values(), ids=LINTED.keys())
+def test_problems_of_valid_quotas_are_warnings(tmp_path: Path, quotas: tuple[str, ...], expected: str) -> None:
     maps = tuple(config_map(text, f"q{index}") for index, text in enumerate(quotas))
     nodes = node(("NVIDIA A100-SXM4-40GB", 40960), ("NVIDIA A100-SXM4-40GB", 40960), ("Tesla T4", 15360))
     done = run(tmp_path, "lint", "FILE", documents=(*maps, nodes))
     assert done.exit_code == 0
-    assert told in done.output
+    assert expected in done.output
     rows = [
         json.loads(line)
         for line in run(tmp_path, "lint", "FILE", "-o", "json", documents=(*maps, nodes)).output.splitlines()
@@ -116,8 +114,8 @@ def test_nodes_are_counted_as_an_api_server_writes_them(tmp_path: Path) -> None:
     assert "2300 is more than the cluster has: 2200" in done.output
 
 
-def test_pods_of_a_cluster_count_as_they_stand_there(tmp_path: Path) -> None:
-    """One that has ended holds nothing, one on a node does, and a workload's pods are not counted twice."""
+def test_pods_read_from_a_cluster_are_charged_by_their_status(tmp_path: Path) -> None:
+    """A terminated pod holds nothing, a running one does, and the pods of a workload are not charged twice."""
 
     def dumped(number: int, phase: str, **more: Any) -> dict[str, Any]:
         uid = f"00000000-0000-4000-8000-00000000000{number}"
@@ -140,8 +138,8 @@ def test_pods_of_a_cluster_count_as_they_stand_there(tmp_path: Path) -> None:
     assert "nodeName" not in done.output
 
 
-def test_files_and_cluster_agree_on_what_is_a_quota(tmp_path: Path) -> None:
-    """The older form counts under its own name alone; and a namespace that is null is none."""
+def test_a_quota_in_a_file_is_recognized_as_in_a_cluster(tmp_path: Path) -> None:
+    """The older form is read only under its own name."""
     metadata = {"name": "other", "namespace": "team", "labels": {NAMES.quota_label: "true"}}
     legacy = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpu_quota": "{}"}}
     done = run(tmp_path, "lint", "FILE", documents=(json.dumps(legacy),))
@@ -152,15 +150,14 @@ def test_files_and_cluster_agree_on_what_is_a_quota(tmp_path: Path) -> None:
     assert run(tmp_path, "lint", "FILE", documents=(json.dumps(modern),)).exit_code == 0
 
 
-def test_promises_to_several_namespaces_are_added_up(tmp_path: Path) -> None:
-    """Which may be meant."""
+def test_quotas_of_several_namespaces_are_added_up(tmp_path: Path) -> None:
+    """Overcommitment is a warning: it may be intended."""
     maps = tuple(config_map("types: {T4: {cores: 100}}", namespace=name) for name in ("a", "b"))
     done = run(tmp_path, "lint", "FILE", documents=(*maps, node(("Tesla T4", 15360))))
     assert "200 are promised to 2 namespaces, and the cluster has 100" in done.output
 
 
-def test_sound_quotas_are_left_alone(tmp_path: Path) -> None:
-    """Not a word on standard output."""
+def test_a_quota_without_problems_prints_nothing(tmp_path: Path) -> None:
     documents = (config_map('types: {A100: {cores: 100, memory: 40Gi}, "*": {cores: 200, pods: 3}}'),)
     done = run(tmp_path, "lint", "FILE", documents=(*documents, node(("A100-SXM4-40GB", 40960), ("T4", 15360))))
     assert done.exit_code == 0
