@@ -29,7 +29,7 @@ def locate(text: str) -> list[Located]:
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=StrictLoader) if is_something(node)]
     except yaml.YAMLError as wrong:
-        raise DocumentError(f"not YAML: {wrong}") from None
+        raise DocumentError(f"invalid YAML: {wrong}") from None
     return [Located(inner) for node in nodes for inner in items(node)]
 
 
