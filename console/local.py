@@ -29,7 +29,7 @@ from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
 from vcuda.decision import Unavailable
-from vcuda.decoding import converted
+from vcuda.decoding import convert
 from vcuda.inventory import decode_inventory
 from vcuda.names import Names
 from vcuda.placement_annotation import decode_placement, encode_placement
@@ -216,7 +216,7 @@ class LocalRun:
 
     def _remember(self, pod: str, document: dict[str, Any]) -> None:
         """Note in which vocabulary each container of a pod was written."""
-        spec = converted(document["spec"], PodSpec, strict=False)
+        spec = convert(document["spec"], PodSpec, strict=False)
         request = parse_request(spec, document["metadata"].get("annotations") or {}, self._scheme).request
         self._written[pod] = {each.name: each.vocabulary for each in request.containers}
 
@@ -298,7 +298,7 @@ class LocalRun:
         places = {title(pod): self._place_of(pod) for pod in self._pods.all()}
         table = Table(*columns, title="Pods, as Quotient admits them", title_justify="left", box=SIMPLE_HEAD)
         for pod, reading in readings.items():
-            cores, units = reading.request.resources()
+            cores, units = reading.request.resource_counts()
             for first, each in enumerate(reading.request.containers):
                 role = "" if each.role == "app" else f" ({each.role})"
                 table.add_row(
@@ -327,10 +327,14 @@ class LocalRun:
         }
 
     def _memory(self, share: Share) -> str:
-        if share.cards:
-            least = f", at least {share.memory_units * self._unit_mib} MiB" if share.memory_units > share.cards else ""
-            return f"all of {share.cards} card{'s' if share.cards > 1 else ''}{least}"
-        return "follows the cores" if share.follows else f"{share.memory_units * self._unit_mib} MiB"
+        if share.whole_cards:
+            least = (
+                f", at least {share.memory_units * self._unit_mib} MiB"
+                if share.memory_units > share.whole_cards
+                else ""
+            )
+            return f"all of {share.whole_cards} card{'s' if share.whole_cards > 1 else ''}{least}"
+        return "follows the cores" if share.memory_follows_cores else f"{share.memory_units * self._unit_mib} MiB"
 
 
 def is_config_map(document: Any) -> bool:  # noqa: ANN401 - whatever the file holds

@@ -19,7 +19,7 @@ from settings.loading import Loaded
 from vcuda.catalogue import CardModel, card_sizes_mib
 from vcuda.charging import Holder, RemedyContext
 from vcuda.decision import Reason, Unavailable
-from vcuda.decoding import converted
+from vcuda.decoding import convert
 from vcuda.ledger import Ledger, PodKey
 from vcuda.names import (
     LEGACY_KEY,
@@ -30,7 +30,7 @@ from vcuda.names import (
     STATUS_KEY,
     STATUS_LABEL,
 )
-from vcuda.quantity import QuantityError, parse
+from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.quota import Quota, QuotaError, QuotaMistake
 from vcuda.quota_lint import CardCapacity, QuotaWarning, lint_quotas
 from vcuda.scheme import Scheme
@@ -393,7 +393,7 @@ def stocks_of(nodes: Iterable[Document], configuration: Configuration) -> list[C
         node = read_object(document, Node)
         machine = gpu_node_of(node, rules.scheme)
         try:
-            offered = parse(node.status.capacity.get(rules.names.core, "0")).whole // CORES_PER_CARD
+            offered = parse_quantity(node.status.capacity.get(rules.names.core, "0")).whole // CORES_PER_CARD
         except QuantityError:
             offered = 0
         for card in machine.cards():
@@ -411,7 +411,7 @@ def read_object(document: Document, into: type[T]) -> T:
     amounts = {key: {name: str(value) for name, value in part_of(status, key).items()} for key in AMOUNTS}
     meant = document | {"status": status | {key: value for key, value in amounts.items() if value}}
     try:
-        return converted(meant, into)
+        return convert(meant, into)
     except msgspec.ValidationError as wrong:
         name = part_of(document, "metadata").get("name", "")
         raise click.UsageError(f"{document.get('kind', '')} {name}: {wrong}") from None

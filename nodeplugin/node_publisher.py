@@ -19,7 +19,7 @@ from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
 from vcuda.decision import Unavailable
 from vcuda.inventory import encode_inventory
-from vcuda.names import AWS_VGPU, MIXED, NANO_PERCENT, NVIDIA_GPU, Names
+from vcuda.names import AWS_VGPU, MIXED_MODELS, NANO_PERCENT, NVIDIA_GPU, Names
 from vcuda.placement_annotation import encode_placement
 
 RETRY_S = 5.0
@@ -147,7 +147,7 @@ class NodePublisher:
         models = sorted({gpu.model for gpu in gpus})
         wanted: dict[str, dict[str, str | None]] = {
             "annotations": {self._names.inventory: encode_inventory(gpus, self._driver())},
-            "labels": {self._names.model_label: (models[0] if len(models) == 1 else MIXED) if models else None},
+            "labels": {self._names.model_label: (models[0] if len(models) == 1 else MIXED_MODELS) if models else None},
         }
         if changes := differences(node, wanted):
             self._cluster.patch(NODES, self._node, "", {"metadata": changes})

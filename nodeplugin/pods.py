@@ -22,16 +22,16 @@ from nodeplugin.device_ids import Resource
 from vcuda.decision import Code, Unavailable
 from vcuda.decoding import decoder_for
 from vcuda.limits import ContainerLimits, decode_limits
-from vcuda.names import ANCESTOR_OWNED, MIRROR
+from vcuda.names import ANCESTOR_ANNOTATIONS, MIRROR_ANNOTATION
 from vcuda.placement_annotation import GpuSlice, decode_placement
 from vcuda.pod_options import PodOptions, read_pod_options
-from vcuda.quantity import QuantityError, parse
+from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.request import PodRequest, Role, iter_containers, parse_request, request_held_by, resources_of
 from vcuda.scheme import Scheme
 
 RUNNING = "Running"
 REFRESH_S = 2.0
-PREDICATE = ANCESTOR_OWNED[0]
+PREDICATE = ANCESTOR_ANNOTATIONS[0]
 
 Counts = dict[Resource, int]
 
@@ -81,12 +81,12 @@ def bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     """Read a pod as far as it concerns this node; None if it asks for no GPU."""
     annotations = pod.metadata.annotations
     request = request_held_by(pod.spec, annotations, scheme)
-    if not request.is_gpu or MIRROR in annotations:
+    if not request.is_gpu or MIRROR_ANNOTATION in annotations:
         return None
     options, _ = read_pod_options(annotations, scheme)
     limits = decode_limits(annotations.get(scheme.names.limits, ""))
     if limits is not None:
-        options = PodOptions(models=limits.models, avoided=limits.avoid_models)
+        options = PodOptions(models=limits.models, avoided_models=limits.avoid_models)
     # One that asks for a part of a card and no memory is served, with as much of its memory; the webhook would have
     # had it say so.
     wrong = [
@@ -122,7 +122,7 @@ def counts_in(pod: Pod, scheme: Scheme) -> dict[str, Counts]:
         counts: Counts = {}
         for resource in Resource:
             try:
-                amount = parse(limits.get(resource.name_in(scheme.names), 0)).whole
+                amount = parse_quantity(limits.get(resource.name_in(scheme.names), 0)).whole
             except QuantityError:
                 continue
             if amount > 0:

@@ -93,7 +93,7 @@ def test_refusals_have_code_field_value_message_and_remedy() -> None:
         "code": "CoreInvalid",
         "field": f"spec.containers[0].resources.limits[{CORE}]",
         "value": "150",
-        "message": "neither a part of one GPU (1 to 99) nor whole GPUs (multiples of 100)",
+        "message": "must be 1 to 99 (part of one GPU) or a multiple of 100 (whole GPUs)",
         "remedy": "ask for 100 or 200",
     }
     assert verdict["reasons"][1]["code"] == "NodeChosen"
@@ -131,7 +131,7 @@ def test_yaml_gives_the_documents_as_they_would_be_stored() -> None:
     ("arguments", "stdin", "told"),
     [
         (("admit", "/none.yaml"), None, "/none.yaml: cannot be read"),
-        (("admit", "-"), "a: {", "not YAML"),
+        (("admit", "-"), "a: {", "invalid YAML"),
         (("admit", "-"), "", "no document in it"),
         (("admit", "-"), "- 1", "is no object"),
         (("admit",), None, "FILE"),
@@ -295,8 +295,8 @@ def test_lint_speaks_to_programs() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "told"),
     [
-        ("a: {\n", 2, "not YAML"),
-        ("kind: Pod\nkind: Pod\n", 2, "a second time"),
+        ("a: {\n", 2, "invalid YAML"),
+        ("kind: Pod\nkind: Pod\n", 2, "duplicate key 'kind'; remove one"),
         ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: '': is missing, or no mapping"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: {a: b}\n",
