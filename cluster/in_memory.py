@@ -32,7 +32,7 @@ from cluster.interface import (
     check_version,
 )
 from cluster.objects import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, PODS, Kind, Object, Raw, binding
-from vcuda.decoding import converted
+from vcuda.decoding import convert
 
 T = TypeVar("T", bound=Object)
 
@@ -69,13 +69,13 @@ class InMemoryCluster:
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
         """Read one object."""
         check_address(kind, name, namespace)
-        return converted(self._existing(key_of(kind, namespace, name)), kind.type)
+        return convert(self._existing(key_of(kind, namespace, name)), kind.type)
 
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
         """Read all objects of a kind."""
         selected = compile_selector(kind.plural, selector)
         found, version = self._store.all(kind.plural, namespace)
-        return Listing([converted(obj, kind.type) for obj in found if selected(obj)], str(version))
+        return Listing([convert(obj, kind.type) for obj in found if selected(obj)], str(version))
 
     def pages(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Iterator[Listing[T]]:
         """Read all objects of a kind, at once."""
@@ -105,7 +105,7 @@ class InMemoryCluster:
             raw.pop("status", None)
         for _ in range(NAME_TRIES):
             try:
-                return converted(self._create(kind, copy.deepcopy(raw), dry_run=dry_run), kind.type)
+                return convert(self._create(kind, copy.deepcopy(raw), dry_run=dry_run), kind.type)
             except AlreadyExists:
                 if raw["metadata"].get("name") or not raw["metadata"].get("generateName"):
                     raise
@@ -144,7 +144,7 @@ class InMemoryCluster:
         check_update(kind, obj)
         raw = {"apiVersion": kind.api_version, "kind": kind.name, **msgspec.to_builtins(obj)}
         key = key_of(kind, obj.metadata.namespace, obj.metadata.name)
-        return converted(self._write(kind, key, lambda _: raw), kind.type)
+        return convert(self._write(kind, key, lambda _: raw), kind.type)
 
     def patch(
         self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], *, subresource: str = ""
@@ -159,7 +159,7 @@ class InMemoryCluster:
             wanted.pop("status", None)
         key = key_of(kind, namespace, name)
         written = self._write(kind, key, lambda old: merged(old, wanted), subresource=subresource)
-        return converted(written, kind.type)
+        return convert(written, kind.type)
 
     def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], *, manager: str) -> T:  # noqa: ARG002 - memory does not remember who wrote what
         """Make these fields so."""
@@ -169,7 +169,7 @@ class InMemoryCluster:
             written = self._write(kind, key, lambda old: merged(old, {**fields, **same}, merge_list=by_name))
         except NotFound:
             raise conflict(kind, key) from None
-        return converted(written, kind.type)
+        return convert(written, kind.type)
 
     def _write(self, kind: Kind[T], key: Key, change: Callable[[Raw], Raw], *, subresource: str = "") -> Raw:
         """Change an object as a compare-and-swap: admission is asked outside the lock, then versions compared."""
@@ -337,7 +337,7 @@ class InMemoryWatch(Generic[T]):
         # Leaving a selector shows the last state that was within it, at the version at which it left.
         state = entry.last if after or entry.old is None else entry.old
         metadata = state["metadata"] | {"resourceVersion": str(entry.version)}
-        return Change(kinds[before, after], converted(state | {"metadata": metadata}, self._kind.type))
+        return Change(kinds[before, after], convert(state | {"metadata": metadata}, self._kind.type))
 
     def _selected(self, obj: Raw | None) -> bool:
         if obj is None or self._namespace not in ("", obj["metadata"].get("namespace", "")):
@@ -346,7 +346,7 @@ class InMemoryWatch(Generic[T]):
 
     def _bookmark(self, version: int) -> Change[T]:
         mark = {"metadata": {"resourceVersion": str(version)}}
-        return Change(ChangeType.BOOKMARK, converted(mark, self._kind.type))
+        return Change(ChangeType.BOOKMARK, convert(mark, self._kind.type))
 
 
 def key_of(kind: Kind[T], namespace: str, name: str) -> Key:

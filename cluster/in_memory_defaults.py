@@ -8,8 +8,8 @@ import msgspec
 
 from cluster.errors import Rejected
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, Kind, Object, Raw
-from vcuda.decoding import converted
-from vcuda.quantity import QuantityError, canonical, parse
+from vcuda.decoding import convert
+from vcuda.quantity import QuantityError, format_quantity, parse_quantity
 
 T = TypeVar("T", bound=Object)
 
@@ -44,7 +44,7 @@ def well_formed(kind: Kind[T], obj: Raw) -> Raw:
     """Refuse what has not the shape of its kind, before anything else looks at it; nulls count as absent."""
     plain: Raw = without_nulls(obj)
     try:
-        converted(plain, kind.type)
+        convert(plain, kind.type)
     except msgspec.ValidationError as wrong:
         message = f"{kind.name} in version {kind.api_version} cannot be handled: {wrong}"
         raise Rejected(message, code=400, reason="BadRequest") from None
@@ -86,7 +86,7 @@ def settle_resources(resources: dict[str, Any], path: str) -> None:
     for part in ("limits", "requests"):
         for key, written in resources.get(part, {}).items():
             try:
-                resources[part][key] = canonical(parse(written))
+                resources[part][key] = format_quantity(parse_quantity(written))
             except QuantityError as wrong:
                 message = f"Pod in version v1 cannot be handled: {path}.{part}[{key}]: {written!r}: {wrong}"
                 raise Rejected(message, code=400, reason="BadRequest") from None
@@ -122,9 +122,12 @@ def check_containers(kind: Kind[T], spec: Raw) -> None:
         limits, requests = resources.get("limits", {}), resources.get("requests", {})
         for key in sorted(key for key in {**limits, **requests} if "/" in key and "kubernetes.io/" not in key):
             where = f"{path}.resources.requests[{key}]"
-            if key not in limits or parse(limits[key]).nanos != parse(requests.get(key, limits[key])).nanos:
+            if (
+                key not in limits
+                or parse_quantity(limits[key]).nanos != parse_quantity(requests.get(key, limits[key])).nanos
+            ):
                 raise invalid(kind, f"{where}: must be equal to the limit of {key}")
-            if not parse(limits[key]).is_whole:
+            if not parse_quantity(limits[key]).is_whole:
                 raise invalid(kind, f"{where}: {limits[key]!r}: must be an integer")
 
 

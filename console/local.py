@@ -29,7 +29,7 @@ from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
 from vcuda.decision import Unavailable
-from vcuda.decoding import converted
+from vcuda.decoding import convert
 from vcuda.names import Names
 from vcuda.placement_annotation import encode_placement
 from vcuda.pod import PodSpec
@@ -218,7 +218,7 @@ class LocalRun:
         self._admission.wait_idle()
 
     def _note_vocabularies(self, pod: str, document: dict[str, Any]) -> None:
-        spec = converted(document["spec"], PodSpec, strict=False)
+        spec = convert(document["spec"], PodSpec, strict=False)
         request = parse_request(spec, document["metadata"].get("annotations") or {}, self._scheme).request
         self._vocabularies[pod] = {each.name: each.vocabulary for each in request.containers}
 

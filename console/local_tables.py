@@ -48,7 +48,7 @@ class ClusterTables:
     def _add_pod(self, table: Table, pod: Pod) -> None:
         title, locations = pod_title(pod), self._locations(pod)
         request = parse_request(pod.spec, pod.metadata.annotations, self._scheme).request
-        cores, units = request.resources()
+        cores, units = request.resource_counts()
         for index, each in enumerate(request.containers):
             role = "" if each.role == "app" else f" ({each.role})"
             table.add_row(
@@ -75,10 +75,10 @@ class ClusterTables:
 
     def _memory(self, share: Share) -> str:
         requested_mib = share.memory_units * self._scheme.unit_mib
-        if share.cards:
-            least = f", at least {requested_mib} MiB" if share.memory_units > share.cards else ""
-            return f"all of {share.cards} card{'s' if share.cards > 1 else ''}{least}"
-        return "follows the cores" if share.follows else f"{requested_mib} MiB"
+        if share.whole_cards:
+            least = f", at least {requested_mib} MiB" if share.memory_units > share.whole_cards else ""
+            return f"all of {share.whole_cards} card{'s' if share.whole_cards > 1 else ''}{least}"
+        return "follows the cores" if share.memory_follows_cores else f"{requested_mib} MiB"
 
 
 def pod_title(pod: Pod) -> str:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from vcuda.decision import printable
-from vcuda.decoding import converted
+from vcuda.decoding import convert
 from vcuda.strict_yaml import DocumentError, parse_documents
 from vcuda.workload_kinds import BY_GROUP_KIND
 
@@ -96,7 +96,7 @@ def decode_document(document: Document, into: type[T]) -> T:
     amounts = {key: {name: str(value) for name, value in mapping_at(status, key).items()} for key in AMOUNT_FIELDS}
     complete = document | {"status": status | {key: value for key, value in amounts.items() if value}}
     try:
-        return converted(complete, into)
+        return convert(complete, into)
     except msgspec.ValidationError as error:
         name = mapping_at(document, "metadata").get("name", "")
         raise click.UsageError(f"{document.get('kind', '')} {name}: {error}") from None

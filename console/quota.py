@@ -15,7 +15,7 @@ from settings.loading import Loaded
 from vcuda.catalogue import CardModel
 from vcuda.decision import Unavailable
 from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE
-from vcuda.quantity import QuantityError, parse
+from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.quota_lint import CardCapacity, lint_quotas
 from vcuda.vocabulary import CORES_PER_CARD
 from webhook.service import admission_config_of
@@ -127,7 +127,7 @@ def card_capacities(nodes: Iterable[Document], configuration: Configuration) -> 
         node = decode_document(document, Node)
         gpu_node = gpu_node_of(node, config.scheme)
         try:
-            by_cores = parse(node.status.capacity.get(config.names.core, "0")).whole // CORES_PER_CARD
+            by_cores = parse_quantity(node.status.capacity.get(config.names.core, "0")).whole // CORES_PER_CARD
         except QuantityError:
             by_cores = 0
         for card in gpu_node.cards():

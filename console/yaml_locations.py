@@ -24,7 +24,7 @@ def locate_objects(text: str) -> list[LocatedObject]:
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=StrictLoader) if not is_empty(node)]
     except yaml.YAMLError as error:
-        raise DocumentError(f"not YAML: {error}") from None
+        raise DocumentError(f"invalid YAML: {error}") from None
     return [LocatedObject(item) for node in nodes for item in expand_list_node(node)]
 
 

@@ -16,7 +16,7 @@ from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata, Owners
 from controller.accounting import RESERVATION_S
 from vcuda.decision import Unavailable
 from vcuda.decoding import decoder_for
-from vcuda.names import KNOWN_KEY, KNOWN_LEDGERS
+from vcuda.names import LEDGER_REGISTRY, LEDGER_REGISTRY_KEY
 
 TRIES = 10
 
@@ -71,7 +71,7 @@ class LedgerRegistry:
     def _loaded(self) -> Known:
         if self._known is None:
             try:
-                self._known = read(self._cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, self._system_namespace))
+                self._known = read(self._cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, self._system_namespace))
             except (NotFound, ValueError):
                 self._known = {}
                 if self._any_ledger():
@@ -88,15 +88,15 @@ class LedgerRegistry:
                 except (Conflict, AlreadyExists, NotFound):
                     continue
                 return
-        raise Unavailable(f"{KNOWN_LEDGERS}: others write it all the time")
+        raise Unavailable(f"{LEDGER_REGISTRY}: others write it all the time")
 
     def _write(self, change: Callable[[Known], Known]) -> Known:
         try:
-            found = self._cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, self._system_namespace)
+            found = self._cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, self._system_namespace)
         except NotFound:
             # If it was deleted, what is remembered of it still counts.
             known = change(dict(self._known or {}))
-            metadata = Metadata(name=KNOWN_LEDGERS, namespace=self._system_namespace, owner_references=self._owners())
+            metadata = Metadata(name=LEDGER_REGISTRY, namespace=self._system_namespace, owner_references=self._owners())
             self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=written(known)))
             return known
         try:
@@ -110,9 +110,9 @@ class LedgerRegistry:
 
 def read(found: ConfigMap) -> Known:
     """Read it; a ValueError if it is not as it was written."""
-    return decoder_for(Known).decode(found.data.get(KNOWN_KEY, ""))
+    return decoder_for(Known).decode(found.data.get(LEDGER_REGISTRY_KEY, ""))
 
 
 def written(known: Known) -> dict[str, str]:
     """Write it as a ConfigMap holds it."""
-    return {KNOWN_KEY: msgspec.json.encode(known, order="sorted").decode()}
+    return {LEDGER_REGISTRY_KEY: msgspec.json.encode(known, order="sorted").decode()}

@@ -16,8 +16,8 @@ from vcuda.ledger import PodKey, pack_uid
 from vcuda.names import (
     ANCESTOR_MODEL_LABELS,
     ANCESTOR_POOL_LABELS,
-    MIRROR,
-    MIXED,
+    MIRROR_ANNOTATION,
+    MIXED_MODELS,
     NVIDIA_MEMORY_LABEL,
     NVIDIA_PRODUCT_LABEL,
 )
@@ -49,7 +49,7 @@ class PodUsage(Object, frozen=True, kw_only=True):
 def pod_usage_of(pod: Pod, scheme: Scheme) -> PodUsage | None:
     """Read what a pod holds; None if it holds no GPU, or is none of our business."""
     request = request_held_by(pod.spec, pod.metadata.annotations, scheme)
-    if not request.is_gpu or MIRROR in pod.metadata.annotations:
+    if not request.is_gpu or MIRROR_ANNOTATION in pod.metadata.annotations:
         return None
     metadata = pod.metadata
     options, _ = read_pod_options(metadata.annotations, scheme)
@@ -122,7 +122,7 @@ def gpu_node_of(node: Node, scheme: Scheme) -> GpuNode:
 def model_in(labels: dict[str, str], scheme: Scheme) -> str:
     """Read the model of a node's cards from its labels; nothing if it has several, or none."""
     for key in (scheme.names.model_label, NVIDIA_PRODUCT_LABEL, *ANCESTOR_MODEL_LABELS):
-        if labels.get(key, MIXED) != MIXED and is_model(labels[key]):
+        if labels.get(key, MIXED_MODELS) != MIXED_MODELS and is_model(labels[key]):
             return parse_model(labels[key]).name
     return ""
 

@@ -20,7 +20,7 @@ from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
 from vcuda.decision import Unavailable
 from vcuda.inventory import Gpu, encode_inventory
-from vcuda.names import MIG_RESOURCE_PREFIX, MIXED, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
+from vcuda.names import MIG_RESOURCE_PREFIX, MIXED_MODELS, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
 from vcuda.placement_annotation import encode_placement
 
 RETRY_S = 5.0
@@ -145,7 +145,7 @@ class NodePublisher:
         models = sorted({gpu.model for gpu in gpus})
         wanted: dict[str, dict[str, str | None]] = {
             "annotations": {self._names.inventory: encode_inventory(gpus, self._driver_version())},
-            "labels": {self._names.model_label: (models[0] if len(models) == 1 else MIXED) if models else None},
+            "labels": {self._names.model_label: (models[0] if len(models) == 1 else MIXED_MODELS) if models else None},
         }
         if changes := metadata_changes(node, wanted):
             self._cluster.patch(NODES, self._node, "", {"metadata": changes})

@@ -22,17 +22,17 @@ from nodeplugin.device_ids import Resource
 from vcuda.decision import Code, Unavailable
 from vcuda.decoding import decoder_for
 from vcuda.limits import ContainerLimits, decode_limits
-from vcuda.names import ANCESTOR_OWNED, MIRROR
+from vcuda.names import ANCESTOR_ANNOTATIONS, MIRROR_ANNOTATION
 from vcuda.placement_annotation import GpuSlice, decode_placement
 from vcuda.pod_options import PodOptions, read_pod_options
-from vcuda.quantity import QuantityError, parse
+from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.request import PodRequest, Role, iter_containers, parse_request, request_held_by, resources_of
 from vcuda.scheme import Scheme
 
 RUNNING = "Running"
 # An allocation waits for this list; the kubelet admits no other pod until the allocation is answered.
 LIST_TIMEOUT_S = 2.0
-PREDICATE = ANCESTOR_OWNED[0]
+PREDICATE = ANCESTOR_ANNOTATIONS[0]
 # NVIDIA's minor numbers end at 255, which is nvidiactl's.
 MAX_MINOR_DIGITS = 3
 
@@ -78,13 +78,13 @@ def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     """Read what this node needs of a pod; None if it requests no GPU, or is the mirror of a static pod."""
     annotations = pod.metadata.annotations
     request = request_held_by(pod.spec, annotations, scheme)
-    if not request.is_gpu or MIRROR in annotations:
+    if not request.is_gpu or MIRROR_ANNOTATION in annotations:
         return None
     options, _ = read_pod_options(annotations, scheme)
     limits = decode_limits(annotations.get(scheme.names.limits, ""))
     if limits is not None:
         # The annotation written by the webhook is authoritative; the pod's own ones are its input.
-        options = PodOptions(models=limits.models, avoided=limits.avoid_models)
+        options = PodOptions(models=limits.models, avoided_models=limits.avoid_models)
     # A share without memory is served with the same share of the card's memory; the webhook would have added the
     # annotation that says so.
     reasons = [
@@ -120,7 +120,7 @@ def device_counts(pod: Pod, scheme: Scheme) -> dict[str, DeviceCounts]:
         counts: DeviceCounts = {}
         for resource in Resource:
             try:
-                amount = parse(limits.get(resource.name_in(scheme.names), 0)).whole
+                amount = parse_quantity(limits.get(resource.name_in(scheme.names), 0)).whole
             except QuantityError:
                 continue
             if amount > 0:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from settings.configuration import API_VERSION, KIND, Configuration
-from vcuda.decoding import converted
+from vcuda.decoding import convert
 from vcuda.strict_yaml import DocumentError, parse_documents
 
 PREFIX = "QUOTIENT_"
@@ -83,7 +83,7 @@ def decode(values: dict[str, Any], sources: Mapping[str, str], file: Path | None
         return ConfigurationError(f"{source}: {path or 'configuration'}: {value}{message}")
 
     try:
-        configuration = converted(values, Configuration)
+        configuration = convert(values, Configuration)
     except msgspec.ValidationError as wrong:
         raise error(*explain(str(wrong))) from None
     if mistake := configuration.mistake():

@@ -1,1 +1,4 @@
-"""The language all components speak. Pure: no I/O, no clock, no environment, no Kubernetes client."""
+"""What all components share: names, requests, quotas, the ledger's arithmetic, placement, decisions.
+
+Pure: no I/O, no clock, no environment, no Kubernetes client.
+"""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.decoding import decoder_for
-from vcuda.gpu_model import is_model, tokens
+from vcuda.gpu_model import is_model, tokenize
 
 VERSION = 1
 MIB_PER_GIB = 1024
@@ -58,7 +58,7 @@ def card_sizes_mib(cards: Iterable[CardModel], pools: Sequence[str] | None) -> M
 
 def memory_in_name_mib(model: str) -> int:
     """Read a card's memory from its name, as in A100-SXM4-40GB; 0 if the name does not say. Of a slice, the slice's."""
-    for word in reversed(tokens(model)):
+    for word in reversed(tokenize(model)):
         if found := SIZE.fullmatch(word.rpartition(".")[2]):
             return int(found[1]) * MIB_PER_GIB
     return 0

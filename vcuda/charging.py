@@ -193,7 +193,7 @@ def candidates(quotas: Iterable[Quota], options: PodOptions, cards: Mapping[str,
         known.update((each.model.name, each) for each in there if each.model.name not in known)
     # What some node has comes before what none has.
     ordered = [*known.values(), *unknown.values()]
-    allowed = [each for each in ordered if not any(matches(avoided, each.model) for avoided in options.avoided)]
+    allowed = [each for each in ordered if not any(matches(avoided, each.model) for avoided in options.avoided_models)]
     if options.models:
         return allowed
     granted = [each for each in allowed if all(quota.grants(each.model) for quota in quotas)]
@@ -223,7 +223,7 @@ def fit_charge(
     """Find a model on which a demand fits a namespace's quotas, or say why there is none."""
     choices = candidates(usage.quotas, options, cards)
     reasons = list(undecided(usage.quotas, choices, remedies.annotation))
-    if options.avoided and not choices and not usage.grants(ANY):
+    if options.avoided_models and not choices and not usage.grants(ANY):
         reasons = [all_avoided(usage, options)]
     choices = choices or [Candidate(ANY, 0)]
     if not reasons:
@@ -383,7 +383,9 @@ def advised(
         return reasons
     others = [
         candidate.model.name
-        for candidate in candidates(usage.quotas, PodOptions(avoided=(*options.avoided, *options.models)), cards)
+        for candidate in candidates(
+            usage.quotas, PodOptions(avoided_models=(*options.avoided_models, *options.models)), cards
+        )
         if usage.grants(candidate.model)
         and (not cards or any(parse_model(name) == candidate.model for name in cards))
         and not unmeasured(candidate, usage, demand)
@@ -425,7 +427,7 @@ def all_avoided(usage: QuotaUsage, options: PodOptions) -> Reason:
     return Reason(
         code=Code.MODEL_NOT_GRANTED,
         field=next(quota.name for quota in usage.quotas if not quota.grants(ANY)) + ": types",
-        value=", ".join(options.avoided),
+        value=", ".join(options.avoided_models),
         message="every model that this namespace may use is excluded by nouse-gputype",
         remedy="exclude fewer models",
     )

@@ -1,4 +1,8 @@
-"""What Quotient says about an operation: allowed or not, and why, in terms its author can act on."""
+"""The answer to an operation: allowed or not, and why, in terms that its author can act on.
+
+A rejected operation is a `Decision` with reasons, not an exception. Exceptions are for calls without a decision: there
+are two roots, `BadRequest` (the caller's fault) and `Unavailable` (ours, retryable).
+"""
 
 from enum import StrEnum
 from typing import Any
@@ -9,7 +13,7 @@ MAX_VALUE_SHOWN = 120
 
 
 class Code(StrEnum):
-    """Why something is refused. Programs match on these, so a code never changes its meaning."""
+    """Why something is rejected. Programs match on these, so a code never changes its meaning."""
 
     QUANTITY_INVALID = "QuantityInvalid"
     CORE_INVALID = "CoreInvalid"
@@ -42,7 +46,7 @@ class Code(StrEnum):
 
 
 class Reason(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One mistake or one limit reached: where, what stands there, what is wrong, and what to do."""
+    """One mistake or one exceeded limit: the field, its value, what is wrong, and what to do."""
 
     code: Code
     field: str
@@ -56,18 +60,17 @@ class Reason(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True):
-    """The answer to one operation. Refused exactly when there are reasons: one cannot forget the other."""
+    """The answer to one operation. `allowed` is derived from the reasons, so that the two cannot contradict."""
 
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> bool:
-        """Whether the operation may go on."""
         return not self.reasons
 
     def __add__(self, other: "Decision") -> "Decision":
-        """Join two answers about one operation; it is allowed if both allow it."""
+        """Combine two answers to one operation: it is allowed if both allow it."""
         return Decision(self.reasons + other.reasons, self.warnings + other.warnings)
 
     def __str__(self) -> str:
@@ -75,23 +78,15 @@ class Decision(Struct, frozen=True):
 
 
 class BadRequest(Exception):  # noqa: N818 - a root of errors, named for what happened
-    """The caller broke the protocol: a malformed review, a truncated body. Answered with 4xx."""
-
-
-class Denied(Exception):  # noqa: N818
-    """The user's operation is refused. Carries every reason at once."""
-
-    def __init__(self, *reasons: Reason) -> None:
-        super().__init__("\n".join(str(reason) for reason in reasons))
-        self.reasons = reasons
+    """The call is invalid: a malformed review, a truncated body. Answered with 4xx."""
 
 
 class Unavailable(Exception):  # noqa: N818
-    """We cannot decide now, through no fault of the caller. Retryable; never turned into a denial."""
+    """No decision is possible now, for example because the API server does not answer. Retryable; never a rejection."""
 
 
 def printable(value: Any) -> str:  # noqa: ANN401 - whatever the user wrote
-    """Show a user's value in a message, without letting it flood logs or terminals."""
+    """Return a user's value for a message: shortened, and without control characters that would reach a terminal."""
     text = value if isinstance(value, str) else str(value)
     clean = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return clean if len(clean) <= MAX_VALUE_SHOWN else clean[: MAX_VALUE_SHOWN - 1] + "…"

@@ -1,7 +1,9 @@
-"""GPU models and families, from the names that drivers, node labels, quotas and people use.
+"""GPU models and families, from the names that drivers, node labels, quotas and users write.
 
-Names are compared token by token and without regard to case: `A100` is a family and matches
-`A100-SXM4-40GB`; `a10` never matches an A100, as it would by substring.
+Names are compared word by word, ignoring case and brand: `A100` is a family and matches `A100-SXM4-40GB`; `a10` does
+not match an A100, as it would by substring. Cards need no registration: most families are the first word after the
+brand. A new GPU whose name does not fit that rule needs a word in one of the tables below, and a line in
+tests/vcuda/test_gpu_model.py.
 """
 
 import re
@@ -10,47 +12,51 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-# Words that say who sells a card, not which card it is.
+# Words before the model that do not identify a card: `NVIDIA A100` and `A100` are the same. A new vendor name or
+# product line goes here.
 BRANDS = frozenset({"nvidia", "tesla", "geforce", "quadro", "grid"})
-# Series whose first word alone names no card: the number belongs to the family, and so do these words after it.
+# First words that identify a card only together with the next word, which is then part of the family: in `RTX 3090` the
+# family is `RTX-3090`, while in `A100 PCIe` it is `A100`. A new line whose names are a word and a number goes here.
 SERIES = frozenset({"rtx", "gtx", "gts", "gt", "titan", "cmp"})
+# Words after the number of a SERIES card that make it another family: an `RTX 3090 Ti` is no `RTX 3090`. Words that do
+# not, such as a form factor or a memory size, are left out. A new variant with different performance goes here.
 EDITIONS = frozenset({"ti", "super", "ada", "blackwell", "d"})
 MIG = "mig"
 SEPARATORS = re.compile(r"[^0-9A-Za-z.+]+", re.ASCII)
 MIG_PROFILE = re.compile(r"[1-9][0-9]?(c\.[1-9])?g\.[0-9]+gb([.+][a-z.+]+)?", re.ASCII | re.IGNORECASE)
-# A model's name stands in labels, ledgers and messages: none is longer than a label may be.
+# Model names are also label values and ledger keys: the maximum length of a label value applies.
 MAX_LABEL = 63
 NOT_IN_A_LABEL = re.compile(r"[^0-9A-Za-z._-]+", re.ASCII)
 
 
 class GpuModel(Struct, frozen=True):
-    """One product: its name without the brand, the family it belongs to, and its slice if it is one."""
+    """One product: its name without the brand, its family, and the profile if it is a MIG slice."""
 
     name: str
     family: str
     mig_profile: str = ""
 
 
-def tokens(name: str) -> tuple[str, ...]:
-    """Split a name into its words, brands left out; the same for a driver's name and a node's label."""
+def tokenize(name: str) -> tuple[str, ...]:
+    """Split a name into words without leading brands; a driver's name and its node label give the same words."""
     words = [word.strip(".") for word in SEPARATORS.split(name.replace("+", "."))]
-    named = [word for word in words if word]
-    while len(named) > 1 and named[0].lower() in BRANDS:
-        named.pop(0)
-    return tuple(named)
+    model = [word for word in words if word]
+    # The last word stays: a brand alone must not become an empty name.
+    while len(model) > 1 and model[0].lower() in BRANDS:
+        model.pop(0)
+    return tuple(model)
 
 
-@lru_cache(maxsize=1024)  # a cluster has a handful of models, named in every pod
+@lru_cache(maxsize=1024)  # a cluster has a handful of models, and every pod may name them
 def parse_model(name: str) -> GpuModel:
-    """Read a product name, such as NVML's or GPU feature discovery's; a ValueError if it names nothing."""
-    words = tokens(name)
+    """Parse a product name, such as NVML's or GPU feature discovery's; ValueError if it is empty or only a brand."""
+    words = tokenize(name)
     if not words or words[0].lower() in BRANDS:
-        raise ValueError(f"{name!r} names no GPU model: write one such as A100, T4 or RTX-3090")
-    return GpuModel("-".join(words), "-".join(words[: family_length(words)]), profile_of(words))
+        raise ValueError(f"{name!r} does not name a GPU model: write one such as A100, T4 or RTX-3090")
+    return GpuModel("-".join(words), "-".join(words[: family_length(words)]), mig_profile_in(words))
 
 
 def is_model(name: str) -> bool:
-    """Tell whether a name, from wherever it comes, names a model."""
     try:
         parse_model(name)
     except ValueError:
@@ -58,22 +64,23 @@ def is_model(name: str) -> bool:
     return True
 
 
-def names_no_card(name: str) -> bool:
-    """Tell whether no card can ever be called so: a series without its number, or something longer than a name."""
+def never_matches(name: str) -> bool:
+    """Whether a name can match no card: a series without its number, or longer than a model's name can be."""
     return len(name) > MAX_LABEL or name.lower() in SERIES
 
 
 def family_length(words: tuple[str, ...]) -> int:
-    """Count the words that make the family: one, or the series, its number and its edition."""
+    """Return how many words make the family: one, or those from the series to its last edition."""
     if words[0].lower() not in SERIES:
         return 1
     length = 3 if len(words) > 2 and words[1].lower() == "pro" else 2  # noqa: PLR2004 - RTX PRO 6000
-    editions = [place for place, word in enumerate(words) if place >= length and word.lower() in EDITIONS]
+    # Up to the last edition, as it may follow a form factor: RTX 4000 SFF Ada Generation.
+    editions = [index for index, word in enumerate(words) if index >= length and word.lower() in EDITIONS]
     return min(editions[-1] + 1 if editions else length, len(words))
 
 
-def profile_of(words: tuple[str, ...]) -> str:
-    """Find the MIG profile, as in `A100-SXM4-40GB-MIG-1g.5gb`."""
+def mig_profile_in(words: tuple[str, ...]) -> str:
+    """Return the MIG profile, as in `A100-SXM4-40GB-MIG-1g.5gb`; empty for a whole card."""
     for word, following in pairwise(words):
         if word.lower() == MIG and MIG_PROFILE.fullmatch(following):
             return following.lower()
@@ -81,17 +88,18 @@ def profile_of(words: tuple[str, ...]) -> str:
 
 
 def matches(pattern: str, model: GpuModel) -> bool:
-    """Tell whether a pattern (a family, a product, or words of one in order) names this model.
+    """Whether a pattern (a family, a product, or some of its words in order) names this model.
 
-    A pattern has to name the whole family: `RTX` matches nothing, `RTX-3090` does not match the 3090 Ti, and
-    `A100-80GB` matches the A100 of 80 GB in every form.
+    The pattern has to contain the whole family: `RTX` matches nothing, `RTX-3090` does not match the 3090 Ti, and
+    `A100-80GB` matches every A100 with 80 GB, such as the SXM4 and the PCIe card.
     """
-    wanted = [word.lower() for word in tokens(pattern)]
-    family = [word.lower() for word in tokens(model.family)]
-    rest = iter([word.lower() for word in tokens(model.name)][len(family) :])
+    wanted = [word.lower() for word in tokenize(pattern)]
+    family = [word.lower() for word in tokenize(model.family)]
+    # `in` advances the iterator, so the words have to appear in this order.
+    rest = iter([word.lower() for word in tokenize(model.name)][len(family) :])
     return wanted[: len(family)] == family and all(word in rest for word in wanted[len(family) :])
 
 
 def product_label(nvml_name: str) -> str:
-    """Write a driver's product name as a label value, as GPU feature discovery does."""
+    """Return a driver's product name as a label value, as GPU feature discovery writes it."""
     return NOT_IN_A_LABEL.sub("-", nvml_name.replace("+", ".")).lstrip("._-")[:MAX_LABEL].rstrip("._-")

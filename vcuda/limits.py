@@ -1,4 +1,7 @@
-"""What each container of a pod may use, as the webhook writes it on the pod for everybody after it."""
+"""What each container of a pod may use: computed by the webhook and written to the pod as an annotation.
+
+The node plugin enforces these limits, so the two need not agree on how a request is read.
+"""
 
 from enum import StrEnum
 
@@ -15,7 +18,7 @@ VERSION = 1
 
 
 class LimitSource(StrEnum):
-    """Who set how far a container may burst."""
+    """What set a container's core limit: the pod's annotation, the namespace's policy, or neither."""
 
     USER = "user"
     POLICY = "policy"
@@ -23,7 +26,10 @@ class LimitSource(StrEnum):
 
 
 class ContainerLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One container: memory in MiB, or in percent of each of its cards where it follows the cores or is all of them."""
+    """The limits of one container.
+
+    Memory is either in MiB, or in percent of each card: where it follows the cores, and 100 for whole cards.
+    """
 
     cores: int
     core_limit: int
@@ -33,7 +39,7 @@ class ContainerLimits(Struct, frozen=True, rename="camel", omit_defaults=True, k
 
 
 class PodLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """All GPU containers of a pod, and the models it may run on; none named means any."""
+    """The limits of all GPU containers of a pod, by name, and the models it may run on; no models means any."""
 
     v: int
     models: tuple[str, ...]
@@ -45,48 +51,49 @@ DECODER = decoder_for(PodLimits)
 
 
 def encode_limits(limits: PodLimits) -> str:
-    """Write the annotation."""
     return msgspec.json.encode(limits).decode()
 
 
 def decode_limits(text: str) -> PodLimits | None:
-    """Read the annotation; None if it is not one of ours."""
+    """Decode the annotation; None if it is invalid or of another version, since any user may write it."""
     try:
-        found = DECODER.decode(text)
+        limits = DECODER.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return None
-    return found if found.v == VERSION else None
+    return limits if limits.v == VERSION else None
 
 
 def limits_of(request: PodRequest, options: PodOptions, burst: CoreLimitPolicy, unit_mib: int) -> PodLimits:
-    """Compute what a pod's containers may use."""
     return PodLimits(
         v=VERSION,
         models=options.models,
-        avoid_models=options.avoided,
+        avoid_models=options.avoided_models,
         containers={
             each.name: container_limits(each.share, options.core_limit, burst, unit_mib) for each in request.containers
         },
     )
 
 
-def container_limits(share: Share, wished: int | None, burst: CoreLimitPolicy, unit_mib: int) -> ContainerLimits:
-    """Compute what one container may use. A whole card is its own limit, in cores and in memory."""
-    if share.cards:
+def container_limits(share: Share, user_limit: int | None, burst: CoreLimitPolicy, unit_mib: int) -> ContainerLimits:
+    """Compute the limits of one container; `user_limit` is the pod's core limit annotation, if it has one."""
+    # A whole card is exclusive: its container uses all of it, whatever burst is allowed.
+    if share.whole_cards:
         return ContainerLimits(
             cores=share.cores, core_limit=share.cores, limit_source=LimitSource.DEFAULT, memory_percent=CORES_PER_CARD
         )
     core_limit, source = share.cores, LimitSource.DEFAULT
-    if wished is not None:
-        core_limit, source = max(min(wished, burst.max), share.cores), LimitSource.USER
+    if user_limit is not None:
+        core_limit, source = max(min(user_limit, burst.max), share.cores), LimitSource.USER
     elif isinstance(burst.default, int):
         core_limit, source = max(min(burst.default, burst.max), share.cores), LimitSource.POLICY
-    memory = {"memory_percent": share.cores} if share.follows else {"memory_mib": share.memory_units * unit_mib}
+    memory = (
+        {"memory_percent": share.cores} if share.memory_follows_cores else {"memory_mib": share.memory_units * unit_mib}
+    )
     return ContainerLimits(cores=share.cores, core_limit=core_limit, limit_source=source, **memory)
 
 
 def common_core_limit(limits: PodLimits) -> int | None:
-    """Give the core limit on which all containers with a fraction agree, if they do."""
+    """Return the core limit of all containers that share a card; None if there are none, or they differ."""
     common: int | None = None
     for each in limits.containers.values():
         if each.cores < CORES_PER_CARD and each.core_limit != common:
@@ -97,12 +104,12 @@ def common_core_limit(limits: PodLimits) -> int | None:
 
 
 def fractional_limits(limits: PodLimits) -> list[ContainerLimits]:
-    """Give the containers that share a card."""
+    """Return the limits of the containers that share a card."""
     return [each for each in limits.containers.values() if each.cores < CORES_PER_CARD]
 
 
 def is_injected_core_limit(limits: PodLimits, core_limit: str) -> bool:
-    """Tell whether the core limit beside these limits is one that was injected with them, not one that a user wrote."""
+    """Whether a core limit annotation beside these limits was injected by the webhook, not written by a user."""
     parts = fractional_limits(limits)
     return bool(parts) and all(
         each.limit_source is not LimitSource.USER and str(each.core_limit) == core_limit for each in parts

@@ -4,40 +4,40 @@ from vcuda.quantity import NANO, Family, Quantity, QuantityError
 
 MIB = 2**20
 DEFAULT_UNIT_MIB = 256
-# The API server writes a plain 2000000 as "2M", and 8.1925G as "8192500k": how an amount was typed is lost, so its
-# size decides. No pod counts a million units, nor 64 TiB in smaller ones; no pod asks for so few bytes.
-COUNTS_BELOW = 10**6
-COUNTS_BELOW_MIB = 64 * 2**20
+# The API server rewrites a plain 2000000 to "2M" and 8.1925G to "8192500k", so the suffix does not tell bytes from
+# units: the size does. No pod requests a million units, nor 64 TiB in smaller units, and none so few bytes.
+MIN_BYTES = 10**6
+MIN_BYTES_MIB = 64 * 2**20
 
 
-def first_uncountable(unit_mib: int) -> int:
-    """Give the number from which on an amount is no count of units any more."""
-    return max(COUNTS_BELOW, COUNTS_BELOW_MIB // unit_mib)
+def bytes_from(unit_mib: int) -> int:
+    """Return the number from which an amount is bytes; below it is a count of units."""
+    return max(MIN_BYTES, MIN_BYTES_MIB // unit_mib)
 
 
 def is_in_bytes(amount: Quantity, unit_mib: int) -> bool:
-    """Tell bytes from a count of units: Ki, Mi, Gi are bytes, and so is what is too large to be a count (M, G, T)."""
-    return amount.family is Family.BINARY or amount.nanos >= NANO * first_uncountable(unit_mib)
+    """Whether an amount is bytes, by its binary suffix (Ki, Mi, Gi) or by its size; otherwise it counts units."""
+    return amount.family is Family.BINARY or amount.nanos >= NANO * bytes_from(unit_mib)
 
 
 def requested_mib(amount: Quantity, unit_mib: int) -> int:
-    """Read a memory request written in units of `unit_mib`, or in bytes with a suffix, as MiB rounded up."""
+    """Return a memory request, in units of `unit_mib` or in bytes, as MiB rounded up; QuantityError if invalid."""
     if amount.nanos < 0:
-        raise QuantityError("memory cannot be negative")
+        raise QuantityError("must not be negative")
     if is_in_bytes(amount, unit_mib):
         return -(-amount.whole // MIB)
     if not amount.is_whole:
-        raise QuantityError(f"units of {unit_mib} MiB are whole numbers")
+        raise QuantityError(f"must be a whole number of {unit_mib} MiB units")
     return amount.whole * unit_mib
 
 
 def units_for(mib: int, unit_mib: int) -> int:
-    """Count the units that hold this much memory, rounded up."""
+    """Return how many units hold this much memory, rounded up."""
     return -(-mib // unit_mib)
 
 
-def checked_count(count: int, unit_mib: int) -> int:
-    """Refuse a count of units that, written down, would be read as bytes; no node has so much memory."""
-    if count >= first_uncountable(unit_mib):
-        raise QuantityError("more memory than any node has")
+def check_unit_count(count: int, unit_mib: int) -> int:
+    """Return a count of units; QuantityError if, written to a pod, it would be read as bytes."""
+    if count >= bytes_from(unit_mib):
+        raise QuantityError(f"more than the maximum of {bytes_from(unit_mib) - 1} units of {unit_mib} MiB")
     return count

@@ -1,7 +1,8 @@
-"""Every name Quotient reads or writes in a cluster, in one place.
+"""Every name that Quotient reads or writes in a cluster: objects, labels, annotations, resources, variables.
 
-What pods, nodes and quotas carry depends on the configured domain (`inspur.com` unless told otherwise), so
-that manifests of a cluster's past keep working. Quotient's own objects do not.
+Names on pods, nodes and quotas depend on the configured domain (default `inspur.com`), so that existing manifests keep
+working; see `Names`. Names of Quotient's own objects are fixed. "Ancestors" are the GPU sharing systems that Quotient
+replaces, such as Tencent's gpu-manager; their pods, nodes and quotas are still read.
 """
 
 import re
@@ -13,18 +14,18 @@ API_GROUP = "quotient.dev"
 FIELD_MANAGER = "quotient"
 SCHEDULER = "quotient-scheduler"
 
-# ConfigMaps of Quotient's own, in its own namespace: one ledger for each namespace, the kinds of cards there are, and
-# which namespaces had a ledger. Only the last, the status, stands in the namespace it is about.
+# ConfigMaps that Quotient writes, each with its label and data key. They are in Quotient's own namespace, one ledger
+# per governed namespace; only the quota status is written to the governed namespace itself.
 LEDGER_PREFIX, LEDGER_LABEL, LEDGER_KEY = "ledger.", f"{API_GROUP}/ledger", "ledger"
 CATALOGUE, CATALOGUE_KEY = "gpu-catalogue", "cards"
-KNOWN_LEDGERS, KNOWN_KEY = "known-ledgers", "namespaces"
+LEDGER_REGISTRY, LEDGER_REGISTRY_KEY = "known-ledgers", "namespaces"
 QUOTA_STATUS, STATUS_LABEL, STATUS_KEY = "gpu-quota-status", f"{API_GROUP}/quota-status", "status.yaml"
-# Objects of Quotient's own beside those. One name serves a component's Deployment, service account, Lease and events.
+# Other objects of Quotient. A component's Deployment, service account, Lease and events share one name.
 SYSTEM_NAMESPACE = "quotient-system"
 CONTROLLER = "quotient-controller"
 WEBHOOK_CONFIGURATION = "quotient"
 OWNER_CLUSTER_ROLE = "quotient-owner"
-# RBAC resource of the API group that stands for quotas, and the policy that checks it.
+# RBAC resource of the API group that represents quotas, and the ValidatingAdmissionPolicy that checks it.
 QUOTA_RESOURCE, QUOTA_POLICY = "gpuquotas", "quotient-quota-guard"
 APP, APP_LABEL, COMPONENT_LABEL = "quotient", "app.kubernetes.io/name", "app.kubernetes.io/component"
 # Annotation of a webhook configuration: `auto` lets the controller set failurePolicy Fail, `never` keeps Ignore.
@@ -32,24 +33,22 @@ ARM_ANNOTATION, ARM_AUTO, ARM_NEVER = f"{API_GROUP}/arm", "auto", "never"
 # Field managers of a webhook configuration: one for the caBundle, one for the failurePolicy.
 CERTIFICATES_MANAGER, FAILURE_POLICY_MANAGER = "quotient-certificates", "quotient-arming"
 
-# Where quotas are written: in a labelled ConfigMap, or all together as the ancestors had it.
+# Where users write quotas: this key of a labelled ConfigMap (`Names.quota_label`), or, as the ancestors did, one
+# ConfigMap for all namespaces.
 QUOTA_KEY = "quota.yaml"
 LEGACY_NAMESPACE, LEGACY_NAME, LEGACY_KEY = "kube-system", "gpuquota", "gpu_quota"
 
+# Resources of other systems; `vcuda.vocabulary` says what they mean.
 NANO_PERCENT = "nano-gpu/gpu-percent"
 AWS_VGPU = ("k8s.amazonaws.com/vgpu", "eks.amazonaws.com/vgpu")
 NVIDIA_GPU = "nvidia.com/gpu"
 HAMI_MEMORY = "nvidia.com/gpumem"
 HAMI_CORES = "nvidia.com/gpucores"
 HAMI_MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
+
+# Node labels written by NVIDIA's GPU feature discovery: the product, and the memory of one card in MiB.
 NVIDIA_PRODUCT_LABEL = "nvidia.com/gpu.product"
-# Memory of a card in MiB, written by GPU feature discovery.
 NVIDIA_MEMORY_LABEL = "nvidia.com/gpu.memory"
-# Environment variables that decide which GPUs a container sees, and how much of them.
-VISIBLE_DEVICES, NO_DEVICES = "NVIDIA_VISIBLE_DEVICES", "void"
-SHARING_VARIABLE_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
-# What a node with several models has as its model.
-MIXED = "mixed"
 
 # Other systems' resources: under these names, other device plugins offer NVIDIA cards, whole or in parts. On a node
 # with capacity of one of them, the same cards would be allocated twice. The prefix covers NVIDIA's resources per MIG
@@ -66,20 +65,27 @@ OTHER_GPU_RESOURCES = (
 )
 MIG_RESOURCE_PREFIX, VCUDA_CORE_SUFFIX = "nvidia.com/mig-", "/vcuda-core"
 
-# The domains in which the ancestors' pods are written; their annotations are read as if they were ours.
-ANCESTOR_DOMAINS = ("tencent.com", "nvidia.com")
-# What the ancestors' schedulers and node agents wrote on pods, under their domain; the index of a container follows.
-ANCESTOR_OWNED = ("predicate-gpu-idx-", "predicate-node", "predicate-time", "gpu-assigned")
-
-# Kubernetes' own: marks a pod that a kubelet shows for one that it runs from a file.
-MIRROR = "kubernetes.io/config.mirror"
-# What `kubectl apply` last applied, as JSON.
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-DEFAULT_SCHEDULER = "default-scheduler"
-
-# The ancestors' documentation and code disagree on these; nodes in the field carry either.
+# Node labels of the ancestors. Their documentation and their code disagree, so nodes may have any of these.
 ANCESTOR_MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvidia.com/gpu-model")
 ANCESTOR_POOL_LABELS = ("gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
+# Value of a node's model label if its cards are of several models.
+MIXED_MODELS = "mixed"
+
+# Container environment variables that set which GPUs a container sees, and how much of them.
+VISIBLE_DEVICES, NO_DEVICES = "NVIDIA_VISIBLE_DEVICES", "void"
+SHARING_VARIABLE_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
+
+# Domains of the ancestors' pods; their annotations are read like those of the configured domain.
+ANCESTOR_DOMAINS = ("tencent.com", "nvidia.com")
+# Pod annotations, under those domains, that the ancestors' schedulers and node agents wrote. A trailing dash means
+# that the index of a container follows.
+ANCESTOR_ANNOTATIONS = ("predicate-gpu-idx-", "predicate-node", "predicate-time", "gpu-assigned")
+
+# Pod annotations of Kubernetes: the first marks the mirror of a static pod, the second is JSON that `kubectl apply`
+# applied last.
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
+DEFAULT_SCHEDULER = "default-scheduler"
 
 # Node plugin: annotations on its Allocate responses. The kubelet stores responses in its own checkpoint, so a lost
 # allocation checkpoint can be rebuilt from them: the pod's placement, the allocation's token, and "uid/container".
@@ -91,16 +97,17 @@ CDI_KIND, CDI_FILE_PREFIX = f"{API_GROUP}/gpu", f"{API_GROUP}-gpu_"
 
 DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 DOMAIN = re.compile(rf"{DNS_LABEL}(\.{DNS_LABEL})+", re.ASCII)
-MAX_DOMAIN = 190  # a prefixed name has 253 characters at the most, and our longest suffix takes its part
-# Kubernetes takes a name for its own if its domain ends so, and for a quota's if it begins so.
-RESERVED_ENDINGS, QUOTA_PREFIX = ("kubernetes.io", ".k8s.io"), "requests."
+# A DNS subdomain has at most 253 characters and the name after the slash 63: both together stay within 253.
+MAX_DOMAIN = 190
+# Kubernetes does not accept extended resources under these: native resources, and keys of a ResourceQuota.
+RESERVED_ENDINGS, RESERVED_PREFIX = ("kubernetes.io", ".k8s.io"), "requests."
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names under one domain. Build it with `names_for`, which checks the domain.
+    """The names under one domain. `names_for` builds one from user input and checks the domain.
 
-    Each is put together when first used, and then only looked up: they are asked for many times in every decision.
+    The properties are cached because every admission reads them many times.
     """
 
     domain: str = DEFAULT_DOMAIN
@@ -120,12 +127,12 @@ class Names:
 
     @cached_property
     def cards(self) -> str:
-        """Resource for people: "0.3" of a card, or "2" of them."""
+        """Resource: "0.3" is part of a card, "2" is two whole cards."""
         return self._under("gpu")
 
     @cached_property
     def core_limit(self) -> str:
-        """Pod annotation: up to how many cores a fractional container may burst."""
+        """Pod annotation: up to how many cores a container that shares a card may burst."""
         return self._under("vcuda-core-limit")
 
     @cached_property
@@ -135,17 +142,17 @@ class Names:
 
     @cached_property
     def avoid_models(self) -> str:
-        """Pod annotation: the GPU models the pod must not run on."""
+        """Pod annotation: the GPU models the pod must not run on, separated by commas."""
         return self._under("nouse-gputype")
 
     @cached_property
     def memory_follows_core(self) -> str:
-        """Pod annotation: containers whose memory is the same share of the card as their cores."""
+        """Pod annotation: containers that get the same share of the card's memory as of its cores."""
         return self._under("memory-follows-core")
 
     @cached_property
-    def rewritten(self) -> str:
-        """Annotation of a workload's template, written by the webhook: containers whose part of a card it rewrote."""
+    def cards_rewritten(self) -> str:
+        """Pod template annotation, written by the webhook: containers whose part of a card it rewrote."""
         return self._under("cards-rewritten")
 
     @cached_property
@@ -155,27 +162,27 @@ class Names:
 
     @cached_property
     def placement(self) -> str:
-        """Pod annotation, written with the bind: which GPUs each container got."""
+        """Pod annotation, written with the binding: which cards each container got."""
         return self._under("gpu-placement")
 
     @cached_property
     def inventory(self) -> str:
-        """Node annotation, written by the node plugin: the node's GPUs."""
+        """Node annotation, written by the node plugin: the node's cards."""
         return self._under("gpu-inventory")
 
     @cached_property
     def model_label(self) -> str:
-        """Node label: the model of its GPUs, or `mixed`."""
+        """Node label: the model of its cards, or `mixed`."""
         return self._under("gpu-model")
 
     @cached_property
     def pool_label(self) -> str:
-        """Node label: the pool the node belongs to."""
+        """Node label: the node pool."""
         return self._under("gpu-pool")
 
     @cached_property
     def cordon(self) -> str:
-        """Node annotation, written by people: cards that take nothing new, by uuid or index, separated by commas."""
+        """Node annotation, written by administrators: unschedulable cards by UUID or index, separated by commas."""
         return self._under("gpu-cordon")
 
     @cached_property
@@ -185,14 +192,14 @@ class Names:
 
     @cached_property
     def quota_label(self) -> str:
-        """ConfigMap label that makes it a quota of its namespace."""
+        """ConfigMap label: `true` makes the ConfigMap a quota of its namespace."""
         return self._under("gpu-quota")
 
 
 def names_for(domain: str) -> Names:
-    """Check a domain and give the names under it; a ValueError says what is wrong."""
+    """Return the names under a domain; ValueError if Kubernetes would not accept them."""
     if len(domain) > MAX_DOMAIN or not DOMAIN.fullmatch(domain):
         raise ValueError(f"{domain!r} is not a DNS domain of at most {MAX_DOMAIN} characters, such as {DEFAULT_DOMAIN}")
-    if f".{domain}".endswith(RESERVED_ENDINGS) or domain.startswith(QUOTA_PREFIX):
-        raise ValueError(f"{domain!r} is reserved by Kubernetes, which takes no extended resources there")
+    if f".{domain}".endswith(RESERVED_ENDINGS) or domain.startswith(RESERVED_PREFIX):
+        raise ValueError(f"{domain!r} is reserved by Kubernetes; use a domain of your own, such as {DEFAULT_DOMAIN}")
     return Names(domain)

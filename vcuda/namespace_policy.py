@@ -1,4 +1,4 @@
-"""What a namespace's quotas say about its pods beside amounts: pools, bursting, and how strictly to hold to it."""
+"""What a namespace's quotas set for its pods besides amounts: node pools, bursting, and the mode of enforcement."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -10,7 +10,7 @@ from vcuda.vocabulary import CORES_PER_CARD
 
 
 class Mode(StrEnum):
-    """Refuse what is wrong, or allow it with a warning and count it."""
+    """Enforce rejects what violates a rule; audit allows it with a warning and counts it."""
 
     ENFORCE = "enforce"
     AUDIT = "audit"
@@ -20,9 +20,9 @@ Cores = Annotated[int, Meta(ge=1, le=CORES_PER_CARD)]
 
 
 class CoreLimitPolicy(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far containers with a fraction may burst: unless they say so themselves, and at the most.
+    """How far containers that share a card may burst: without an annotation of their own, and at most.
 
-    No default means as far as they ask for; but where another quota has one, that counts.
+    The default `request` means no burst. None is not set: the default of another quota applies, or no burst.
     """
 
     default: Literal["request"] | Cores | None = None
@@ -30,7 +30,7 @@ class CoreLimitPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamespacePolicy(Struct, frozen=True):
-    """The policy of one namespace. Pools None means all of them, an empty list none; no mode means the cluster's."""
+    """The policy of one namespace. Pools None means any pool, an empty tuple no pool; mode None the cluster's mode."""
 
     pools: tuple[str, ...] | None = None
     core_limit: CoreLimitPolicy = CoreLimitPolicy()
@@ -42,41 +42,41 @@ class NamespacePolicy(Struct, frozen=True):
 
 
 def combine_policies(policies: Sequence[NamespacePolicy]) -> NamespacePolicy:
-    """Apply several policies at once: the pools all of them allow, the lowest burst, the stricter mode."""
+    """Return the policy of a namespace with several quotas: in every point the strictest one applies."""
     if not policies:
         return NamespacePolicy()
-    first, *others = policies
+    combined, *others = policies
     for other in others:
-        first = NamespacePolicy(
-            pools=common_pools(first.pools, other.pools),
+        combined = NamespacePolicy(
+            pools=common_pools(combined.pools, other.pools),
             core_limit=CoreLimitPolicy(
-                lower_default(first.core_limit.default, other.core_limit.default),
-                min(first.core_limit.max, other.core_limit.max),
+                stricter_default(combined.core_limit.default, other.core_limit.default),
+                min(combined.core_limit.max, other.core_limit.max),
             ),
-            mode=stricter_mode(first.mode, other.mode),
+            mode=stricter_mode(combined.mode, other.mode),
         )
-    return first
+    return combined
 
 
 def common_pools(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Give the pools that two lists allow."""
+    """Return the pools that both lists allow; None allows every pool."""
     if one is None or other is None:
         return other if one is None else one
     return tuple(pool for pool in one if pool in other)
 
 
 def stricter_mode(one: Mode | None, other: Mode | None) -> Mode | None:
-    """Take the stricter of two modes; one that is not said is the cluster's, and looking on needs both to say so."""
     if Mode.ENFORCE in (one, other):
         return Mode.ENFORCE
+    # A quota without a mode follows the cluster, which may enforce: audit needs both quotas to set it.
     return Mode.AUDIT if one is other is Mode.AUDIT else None
 
 
 Default = Literal["request"] | int | None
 
 
-def lower_default(one: Default, other: Default) -> Default:
-    """Take the stricter of two defaults; one that is not said does not count."""
+def stricter_default(one: Default, other: Default) -> Default:
+    """Return the lower of two defaults; None is not set and does not count."""
     if one is None or other is None:
         return other if one is None else one
     return "request" if "request" in (one, other) else min(int(one), int(other))

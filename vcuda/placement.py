@@ -17,7 +17,7 @@ from vcuda.gpu_model import matches, parse_model
 from vcuda.inventory import Gpu
 from vcuda.placement_annotation import GpuSlice
 from vcuda.pod_options import NO_OPTIONS, PodOptions
-from vcuda.request import ContainerRequest, PodRequest, Role, memory_mib
+from vcuda.request import ContainerRequest, PodRequest, Role, share_memory_mib
 from vcuda.vocabulary import CORES_PER_CARD
 
 # How well two cards reach each other, worst first; NVLink is better the more links there are.
@@ -75,10 +75,10 @@ class TrialPlacement:
     def slices(self, container: ContainerRequest, uuids: Sequence[str]) -> tuple[GpuSlice, ...]:
         """Say what a container gets of these cards."""
         share = container.share
-        if share.cards:
+        if share.whole_cards:
             return tuple(GpuSlice(uuid, CORES_PER_CARD, self.rooms[uuid].gpu.memory_mib) for uuid in uuids)
         return tuple(
-            GpuSlice(uuid, share.cores, memory_mib(share, self.rooms[uuid].gpu.memory_mib, self.unit_mib))
+            GpuSlice(uuid, share.cores, share_memory_mib(share, self.rooms[uuid].gpu.memory_mib, self.unit_mib))
             for uuid in uuids
         )
 
@@ -88,7 +88,7 @@ class TrialPlacement:
         if room.closed:
             return room.closed
         used = self._used[uuid]
-        if container.share.cards:
+        if container.share.whole_cards:
             is_free = room.is_whole and all(used[moment] == NO_USAGE for moment in when)
             return "" if is_free else "not free as a whole"
         if not room.gpu.memory_mib:
@@ -107,15 +107,15 @@ class TrialPlacement:
         share = container.share
         cores = memory = share.cores / CORES_PER_CARD
         card_mib = max((room.gpu.memory_mib for room in self.rooms.values()), default=0)
-        if card_mib and not share.cards:
-            memory = memory_mib(share, card_mib, self.unit_mib) / card_mib
+        if card_mib and not share.whole_cards:
+            memory = share_memory_mib(share, card_mib, self.unit_mib) / card_mib
         return max(cores, memory), cores + memory
 
     def least_mib(self, container: ContainerRequest) -> int:
         """Say how much memory the whole cards of a container must have together."""
         share = container.share
         # The one unit for each card that every container carries asks for nothing.
-        return share.memory_units * self.unit_mib if share.cards and share.memory_units > share.cards else 0
+        return share.memory_units * self.unit_mib if share.whole_cards and share.memory_units > share.whole_cards else 0
 
     def is_too_small(self, request: PodRequest) -> bool:
         """Tell whether all cards together have not enough cores at some moment: then no search is needed."""
@@ -181,7 +181,7 @@ def place_pod(
 ) -> PlacedSlices:
     """Find cards for all containers of a pod, or raise NoRoom with the reasons."""
     if not any(may_use(options, room.gpu.model) for room in rooms):
-        wanted = ", ".join(options.models) or "any model but " + ", ".join(options.avoided)
+        wanted = ", ".join(options.models) or "any model but " + ", ".join(options.avoided_models)
         raise InsufficientGpus(f"this node has no card of {wanted}" if rooms else "this node has no card")
     for model in models_in_order(rooms, options, policy):
         board = TrialPlacement([room for room in rooms if room.gpu.model == model], request, unit_mib)
@@ -213,7 +213,7 @@ def may_use(options: PodOptions, model: str) -> bool:
     parsed = parse_model(model)
     if options.models and not any(matches(wanted, parsed) for wanted in options.models):
         return False
-    return not any(matches(avoided, parsed) for avoided in options.avoided)
+    return not any(matches(avoided, parsed) for avoided in options.avoided_models)
 
 
 def describe_request(request: PodRequest, unit_mib: int) -> str:
@@ -221,10 +221,10 @@ def describe_request(request: PodRequest, unit_mib: int) -> str:
     parts = []
     for each in request.containers:
         share = each.share
-        memory = "" if share.cards or share.follows else f" and {share.memory_units * unit_mib} MiB"
+        memory = "" if share.whole_cards or share.memory_follows_cores else f" and {share.memory_units * unit_mib} MiB"
         parts.append(
-            f"{each.name} ({share.cards} whole card{'s' if share.cards > 1 else ''})"
-            if share.cards
+            f"{each.name} ({share.whole_cards} whole card{'s' if share.whole_cards > 1 else ''})"
+            if share.whole_cards
             else f"{each.name} ({share.cores} cores{memory})"
         )
     return ", ".join(parts)
@@ -241,7 +241,7 @@ class PlacementSearch:
         if not order:
             return {}
         first, *rest = order
-        self._connects = any(each.share.cards for each in order)
+        self._connects = any(each.share.whole_cards for each in order)
         for uuids in self._choices(first):
             self._steps += 1
             if self._steps > MOST_STEPS:
@@ -255,7 +255,7 @@ class PlacementSearch:
 
     def _choices(self, container: ContainerRequest) -> Iterator[tuple[str, ...]]:
         free = [room for uuid, room in self._board.rooms.items() if not self._board.why_not(container, uuid)]
-        if container.share.cards:
+        if container.share.whole_cards:
             yield from self._sets(container, free)
         else:
             tried: set[tuple[int | str, ...]] = set()
@@ -276,7 +276,7 @@ class PlacementSearch:
 
     def _sets(self, container: ContainerRequest, free: Sequence[GpuAvailability]) -> Iterator[tuple[str, ...]]:
         """Give sets of whole cards: those that the pod has already at another moment, then the best connected."""
-        wanted, least_mib = container.share.cards, self._board.least_mib(container)
+        wanted, least_mib = container.share.whole_cards, self._board.least_mib(container)
         ordered = sorted(free, key=lambda room: (room.gpu.index, room.gpu.uuid))
         tried: set[tuple[str, ...]] = set()
         taken = [room for room in ordered if self._board.peak(room.gpu.uuid)[0]]
@@ -378,7 +378,7 @@ def placement_problem(
 
 def card_problem(board: TrialPlacement, container: ContainerRequest, uuids: Sequence[str], options: PodOptions) -> str:
     """Say why a container cannot have the cards that it was given; nothing if it can."""
-    wanted = max(1, container.share.cards)
+    wanted = max(1, container.share.whole_cards)
     if len(set(uuids)) != wanted or len(uuids) != wanted:
         return f"asks for {wanted} card{'s' if wanted > 1 else ''}, and was given {len(uuids)}"
     for uuid in uuids:
@@ -417,7 +417,7 @@ def promised_usage(
     known = {gpu.uuid for gpu in gpus}
     for each in request.containers:
         uuids = [given.uuid for given in placed.get(each.name, ())]
-        if len(uuids) != max(1, each.share.cards) or not known.issuperset(uuids):
+        if len(uuids) != max(1, each.share.whole_cards) or not known.issuperset(uuids):
             return {}
     return peak_usage(request, slices_on_cards(request, card_uuids(placed), gpus, unit_mib))
 

@@ -1,6 +1,7 @@
 """A pod as Quotient reads it: the few fields it needs, in Kubernetes' own shape.
 
-Decoding into these structs passes over everything else; nothing is ever written back from them.
+Decoding ignores all other fields. Nothing is written back from these structs: a patch built from them would drop
+fields that a newer Kubernetes has.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ ResourceList = dict[str, str | int | float]
 
 
 class Resources(Struct, frozen=True):
-    """What a container asks for, as written."""
+    """The resources of a container, as written in the manifest."""
 
     limits: ResourceList | None = None
     requests: ResourceList | None = None
@@ -26,8 +27,6 @@ class Container(Struct, frozen=True, rename="camel"):
 
 
 class PodSpec(Struct, frozen=True, rename="camel"):
-    """The part of a pod's spec that Quotient decides on."""
-
     containers: Sequence[Container] | None = None
     init_containers: Sequence[Container] | None = None
     node_name: str | None = None

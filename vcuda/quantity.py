@@ -1,8 +1,8 @@
 """Kubernetes quantities, exactly: the grammar, the value, and the form in which the API server writes it.
 
-The parsers of the Python clients accept NaN, underscores and digits of other alphabets, or refuse valid
-exponents. This one follows `k8s.io/apimachinery/pkg/api/resource`: a value is a whole number of nano-units
-(smaller amounts are rounded away from zero), and remembers only in which family it was written.
+The parsers of the Python clients accept NaN, underscores and digits of other alphabets, or reject valid exponents. This
+one follows `k8s.io/apimachinery/pkg/api/resource`: a value is a whole number of nano-units (smaller amounts are rounded
+away from zero), and keeps only the family of suffixes it was written with.
 """
 
 import re
@@ -13,8 +13,11 @@ from msgspec import Struct
 
 NANO = 10**9
 MAX_VALUE = 2**63 - 1
+# Bounds on what a user writes, so that no input is expensive to parse or to show.
 MAX_LENGTH = 64
 MAX_EXPONENT = 30
+# An integer with more bits has more than MAX_LENGTH digits: a digit is less than 4 bits.
+MAX_BITS = 4 * MAX_LENGTH
 
 GRAMMAR = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?"
@@ -28,7 +31,7 @@ KILO_BINARY = 1024
 
 
 class Family(Enum):
-    """How a quantity was written; Kubernetes keeps it when it writes the value back."""
+    """The kind of suffix a quantity was written with; Kubernetes keeps it when it formats the value."""
 
     DECIMAL = "decimal"
     EXPONENT = "exponent"
@@ -36,7 +39,7 @@ class Family(Enum):
 
 
 class QuantityError(ValueError):
-    """The text is not a quantity; the message says why, in the words of a user's mistake."""
+    """The text is not a valid quantity; the message is for the user who wrote it."""
 
 
 class Quantity(Struct, frozen=True):
@@ -47,72 +50,75 @@ class Quantity(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it counts whole things."""
         return self.nanos % NANO == 0
 
     @property
     def whole(self) -> int:
-        """The number of whole things, rounded away from zero, as Kubernetes' `Value()`."""
+        """The value as an integer, rounded away from zero like Kubernetes' `Value()`."""
         return -(-self.nanos // NANO) if self.nanos >= 0 else self.nanos // NANO
 
     def __str__(self) -> str:
-        return canonical(self)
+        return format_quantity(self)
 
 
-@lru_cache(maxsize=4096, typed=True)  # the same few amounts come again and again; a text is at most MAX_LENGTH long
-def parse(text: str | float) -> Quantity:
-    """Read a quantity as the API server would; numbers are those of JSON or YAML."""
+@lru_cache(maxsize=4096, typed=True)  # a cluster's pods use few different amounts; texts are at most MAX_LENGTH long
+def parse_quantity(text: str | float) -> Quantity:
+    """Parse a quantity as the API server would; a number is one of JSON or YAML. QuantityError if invalid."""
     if isinstance(text, bool):
-        raise QuantityError("a truth value is not an amount")
+        raise QuantityError("a boolean is not a quantity")
+    # Python refuses to convert integers of more than 4300 digits, so their size is checked before.
+    if isinstance(text, int) and text.bit_length() > MAX_BITS:
+        raise QuantityError(f"longer than {MAX_LENGTH} characters")
     written = text if isinstance(text, str) else repr(text)
     if len(written) > MAX_LENGTH:
         raise QuantityError(f"longer than {MAX_LENGTH} characters")
-    found = GRAMMAR.fullmatch(written)
-    if found is None or not (found["whole"] or found["part"]):
+    match = GRAMMAR.fullmatch(written)
+    if match is None or not (match["whole"] or match["part"]):
         raise QuantityError(
-            "not a Kubernetes quantity: digits, then at most one of n u m k M G T P E Ki Mi Gi Ti Pi Ei"
+            "not a Kubernetes quantity, which is a number and at most one suffix of n u m k M G T P E Ki Mi Gi Ti Pi Ei"
         )
-    nanos, family = magnitude(found["whole"], found["part"] or "", found["suffix"] or "", found["exponent"])
-    return Quantity(-nanos if found["sign"] == "-" else nanos, family)
+    nanos, family = unsigned_nanos(match["whole"], match["part"] or "", match["suffix"] or "", match["exponent"])
+    return Quantity(-nanos if match["sign"] == "-" else nanos, family)
 
 
-def magnitude(whole: str, part: str, suffix: str, exponent: str | None) -> tuple[int, Family]:
-    """Compute the amount of an unsigned quantity in nano-units, rounded up, and its family."""
+def unsigned_nanos(whole: str, part: str, suffix: str, exponent: str | None) -> tuple[int, Family]:
+    """Return an unsigned quantity in nano-units, rounded up, and its family. `part` are the digits after the dot."""
     digits = int(whole + part)
     if suffix.endswith("i"):
         numerator = digits * KILO_BINARY ** BINARY.index(suffix) * NANO
+        # Kubernetes caps too large binary amounts, and formats binary amounts below 1 as decimal.
         nanos = min(-(-numerator // 10 ** len(part)), MAX_VALUE * NANO)
         return nanos, Family.DECIMAL if 0 < nanos < NANO else Family.BINARY
     power = int(exponent) if exponent is not None else DECIMAL[suffix]
     if abs(power) > MAX_EXPONENT:
-        raise QuantityError(f"an exponent beyond {MAX_EXPONENT}")
+        raise QuantityError(f"the exponent must be between -{MAX_EXPONENT} and {MAX_EXPONENT}")
     power += 9 - len(part)
     nanos = digits * 10**power if power >= 0 else -(-digits // 10**-power)
     if nanos > MAX_VALUE * NANO:
-        raise QuantityError("more than can be counted, 2^63-1")
+        raise QuantityError("larger than 2^63-1, the maximum of a Kubernetes quantity")
     return nanos, Family.DECIMAL if exponent is None else Family.EXPONENT
 
 
-def canonical(quantity: Quantity) -> str:
-    """Write a quantity as the API server does: 1000 is 1k, 7.5Gi is 7680Mi, 0.3 is 300m."""
+def format_quantity(quantity: Quantity) -> str:
+    """Format a quantity as the API server does: 1000 is 1k, 7.5Gi is 7680Mi, 0.3 is 300m."""
     if quantity.nanos == 0:
         return "0"
     sign, nanos = ("-", -quantity.nanos) if quantity.nanos < 0 else ("", quantity.nanos)
     # A binary form that is small or fractional would need rounding, so Kubernetes falls back to decimal.
     if quantity.family is Family.BINARY and nanos >= KILO_BINARY * NANO and nanos % NANO == 0:
-        number, steps = strip(nanos // NANO, KILO_BINARY, len(BINARY) - 1)
+        number, steps = divide_out(nanos // NANO, KILO_BINARY, len(BINARY) - 1)
         return f"{sign}{number}{BINARY[steps]}"
-    number, steps = strip(nanos, 1000, len(DECIMAL) - 1)
+    number, steps = divide_out(nanos, 1000, len(DECIMAL) - 1)
     exponent = 3 * steps - 9
     if quantity.family is Family.EXPONENT:
         return f"{sign}{number}e{exponent}" if exponent else f"{sign}{number}"
     return f"{sign}{number}{DECIMAL_SUFFIX[exponent]}"
 
 
-def strip(number: int, base: int, most: int) -> tuple[int, int]:
-    """Divide out a base as often as it goes without remainder, at most so many times."""
+def divide_out(number: int, base: int, max_steps: int) -> tuple[int, int]:
+    """Divide by a base while there is no remainder, at most `max_steps` times; return the quotient and the steps."""
     steps = 0
-    while steps < most and number % base == 0:
+    while steps < max_steps and number % base == 0:
         number //= base
         steps += 1
     return number, steps

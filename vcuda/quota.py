@@ -22,12 +22,12 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.decision import printable
-from vcuda.decoding import converted
+from vcuda.decoding import convert
 from vcuda.dimensions import CORES, DIMENSIONS, MEMORY, PODS
-from vcuda.gpu_model import GpuModel, matches, names_no_card, parse_model
+from vcuda.gpu_model import GpuModel, matches, never_matches, parse_model
 from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy
-from vcuda.quantity import QuantityError, parse
+from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.strict_yaml import DocumentError, parse_documents
 from vcuda.vocabulary import CORES_PER_CARD
 
@@ -125,7 +125,7 @@ class QuotaParser:
 
     def model(self, path: str, line: str) -> None:
         """Expect the name of a model or a family."""
-        if names_no_card(line):
+        if never_matches(line):
             self.wrong(path, line, "no card is called so: write a model or a family such as A100, T4 or RTX-3090")
             return
         try:
@@ -136,7 +136,7 @@ class QuotaParser:
     def memory_mib(self, path: str, value: Any) -> int:  # noqa: ANN401
         """Expect memory, in bytes or in units; what is not a whole MiB is not granted."""
         try:
-            amount = parse(value)
+            amount = parse_quantity(value)
             rounded_up = requested_mib(amount, self.unit_mib)
             return amount.whole // MIB if is_in_bytes(amount, self.unit_mib) else rounded_up
         except (QuantityError, TypeError) as wrong:
@@ -211,7 +211,7 @@ def read_core_limit_policy(value: Any, parser: QuotaParser) -> CoreLimitPolicy: 
     if value is None:
         return CoreLimitPolicy()
     try:
-        return converted(value, CoreLimitPolicy)
+        return convert(value, CoreLimitPolicy)
     except msgspec.ValidationError:
         parser.wrong(
             "coreLimit", value, f"write {{default: request, max: {CORES_PER_CARD}}}; both may be 1 to {CORES_PER_CARD}"

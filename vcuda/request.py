@@ -1,4 +1,4 @@
-"""What a pod asks for: the request of each container, and of the pod as Kubernetes counts it."""
+"""What a pod requests: the share of each container, and the pod's effective request as Kubernetes counts it."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -10,20 +10,21 @@ from vcuda.decision import Code, Reason, printable
 from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.names import Names
 from vcuda.pod import Container, PodSpec, ResourceList
-from vcuda.quantity import Quantity, QuantityError, parse
+from vcuda.quantity import Quantity, QuantityError, parse_quantity
 from vcuda.scheme import Scheme
-from vcuda.vocabulary import CORES_PER_CARD, InvalidAmount, Share, Vocabulary
+from vcuda.vocabulary import CORES_PER_CARD, MAX_CARDS, InvalidAmount, Share, Vocabulary
 
 MAX_CACHED_READS = 4096
-ABSENT = (Code.MEMORY_MISSING, Code.CORE_MISSING)
+MISSING_CODES = (Code.MEMORY_MISSING, Code.CORE_MISSING)
 
-# One unit of memory beside a fraction that follows is the token by which the node knows the container.
-TOKEN = 1
-MAX_COUNTED_CORES = 1024 * CORES_PER_CARD
+# The amount of memory that the webhook writes on a container whose memory follows its cores. It is no request for
+# memory: the node plugin identifies GPU containers by both resources, so neither may be absent.
+TOKEN_MEMORY_UNITS = 1
+MAX_CORES = MAX_CARDS * CORES_PER_CARD
 
 
 class Role(StrEnum):
-    """When a container runs: with the others, before them, or from its turn on until the pod ends."""
+    """When a container runs: with the others, alone before them, or from its start until the pod ends."""
 
     APP = "app"
     INIT = "init"
@@ -31,7 +32,7 @@ class Role(StrEnum):
 
 
 class ContainerRequest(Struct, frozen=True):
-    """The share that one container asks for, and the vocabulary it was written in."""
+    """The share one container requests, and the name of the vocabulary it was written in."""
 
     name: str
     role: Role
@@ -46,20 +47,19 @@ class PodRequest(Struct, frozen=True):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the pod concerns Quotient at all."""
         return bool(self.containers)
 
-    def resources(self) -> tuple[int, int]:
-        """Count cores and memory units as the scheduler and the kubelet count the two resources."""
-        counted = self._effective(lambda share: Amounts({CORES: share.cores, MEMORY: share.memory_count}))
-        return counted[CORES], counted[MEMORY]
+    def resource_counts(self) -> tuple[int, int]:
+        """Return cores and memory units, as the scheduler and the kubelet count the two resources."""
+        counts = self._effective(lambda share: Amounts({CORES: share.cores, MEMORY: share.memory_count}))
+        return counts[CORES], counts[MEMORY]
 
     def demand(self, card_mib: int, unit_mib: int) -> Amounts:
-        """Give cores, MiB and pods that it takes on cards of this size, whole cards with all their memory."""
+        """Return what the pod takes on cards of this size: cores, MiB and pods. Whole cards take all their memory."""
         if not self.containers:
             return Amounts()
         used = self._effective(
-            lambda share: Amounts({CORES: share.cores, MEMORY: memory_mib(share, card_mib, unit_mib)})
+            lambda share: Amounts({CORES: share.cores, MEMORY: share_memory_mib(share, card_mib, unit_mib)})
         )
         return used + Amounts({PODS: 1})
 
@@ -68,26 +68,27 @@ class PodRequest(Struct, frozen=True):
 
 
 class ParsedRequest(Struct, frozen=True):
-    """A pod's request as far as it could be read, and everything that is wrong with it."""
+    """The valid part of a pod's request, and a reason for every mistake in it."""
 
     request: PodRequest
     reasons: tuple[Reason, ...] = ()
 
 
-def memory_mib(share: Share, card_mib: int, unit_mib: int) -> int:
-    """Give the memory a share takes of cards of this size; a part that follows is rounded down to fit."""
-    if share.cards:
-        return share.cards * card_mib
-    if share.follows:
+def share_memory_mib(share: Share, card_mib: int, unit_mib: int) -> int:
+    """Return the memory a share takes of cards of this size."""
+    if share.whole_cards:
+        return share.whole_cards * card_mib
+    if share.memory_follows_cores:
+        # Rounded down, so that shares that fit by their cores fit by their memory.
         return share.cores * card_mib // CORES_PER_CARD
     return share.memory_units * unit_mib
 
 
 def effective_amounts(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
-    """Count a pod's containers as Kubernetes does, for each dimension by itself.
+    """Return the most a pod needs at any time, for each dimension separately, as Kubernetes computes it.
 
-    Sidecars and containers run together. Each init container runs alone, beside the sidecars that were started
-    before it. The pod needs the most that is ever needed at once.
+    Containers and sidecars run together. Each init container runs alone, beside the sidecars started before it. The
+    parts are in starting order.
     """
     together, sidecars, peak = Amounts(), Amounts(), Amounts()
     for role, amount in parts:
@@ -102,56 +103,63 @@ def effective_amounts(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
 
 
 def parse_request(spec: PodSpec, annotations: Mapping[str, str], scheme: Scheme) -> ParsedRequest:
-    """Read what a pod asks for; all of its mistakes come back at once."""
-    follows, reasons = containers_following_core(
+    """Read what a pod requests; the result has every mistake, not only the first."""
+    following, reasons = containers_following_core(
         spec, annotations.get(scheme.names.memory_follows_core, ""), scheme.names
     )
-    found: list[ContainerRequest] = []
+    requests: list[ContainerRequest] = []
     for path, role, container in iter_containers(spec):
-        request, wrong = read_container(container, path, role, scheme, follows=container.name in follows)
-        reasons += wrong
+        request, mistakes = read_container(
+            container, path, role, scheme, memory_follows_cores=container.name in following
+        )
+        reasons += mistakes
         if request is not None:
-            found.append(request)
-    return ParsedRequest(PodRequest(tuple(found)), tuple(reasons))
+            requests.append(request)
+    return ParsedRequest(PodRequest(tuple(requests)), tuple(reasons))
 
 
 def request_held_by(spec: PodSpec, annotations: Mapping[str, str], scheme: Scheme) -> PodRequest:
-    """Read what a pod that exists holds, whatever is wrong with how it asks: it has its resources all the same.
+    """Read what an existing pod holds; a container with an invalid request counts with an estimate.
 
-    What cannot be read as a share is counted by its plain numbers.
+    A pod that was created while the webhook was not installed may be invalid, but still uses its resources.
     """
-    follows, _ = containers_following_core(spec, annotations.get(scheme.names.memory_follows_core, ""), scheme.names)
-    found: list[ContainerRequest] = []
+    following, _ = containers_following_core(spec, annotations.get(scheme.names.memory_follows_core, ""), scheme.names)
+    requests: list[ContainerRequest] = []
     for path, role, container in iter_containers(spec):
-        request, wrong = read_container(container, path, role, scheme, follows=container.name in follows)
-        if request is None and wrong:
-            request = ContainerRequest(container.name, role, rough_share(container, scheme), "")
+        request, mistakes = read_container(
+            container, path, role, scheme, memory_follows_cores=container.name in following
+        )
+        if request is None and mistakes:
+            request = ContainerRequest(container.name, role, estimate_share(container, scheme), "")
         if request is not None:
-            found.append(request)
-    return PodRequest(tuple(found))
+            requests.append(request)
+    return PodRequest(tuple(requests))
 
 
-def rough_share(container: Container, scheme: Scheme) -> Share:
-    """Count the plain numbers of a container; what is none of cores and memory counts as one card."""
+def estimate_share(container: Container, scheme: Scheme) -> Share:
+    """Estimate the share of a container with an invalid request from its plain numbers.
+
+    Where there are none, and for resources other than cores and memory, it counts as one card.
+    """
     cores = units = 0
-    for part in resources_of(container):
-        for key, value in part.items():
+    for resources in resources_of(container):
+        for key, value in resources.items():
             if key not in scheme.by_key:
                 continue
             kind = key.rpartition("/")[2]
             try:
-                amount = min(parse(value).whole, MAX_COUNTED_CORES)
+                amount = min(parse_quantity(value).whole, MAX_CORES)
             except (QuantityError, TypeError):
                 amount = CORES_PER_CARD
             if kind == "vcuda-memory":
                 units = max(units, amount)
             else:
                 cores = max(cores, amount if kind == "vcuda-core" else CORES_PER_CARD)
-    return Share(cores, units, follows=not units)
+    return Share(cores, units, memory_follows_cores=not units)
 
 
 def iter_containers(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:
-    """Go through a pod's containers in starting order, with their field paths."""
+    """Yield a pod's containers in starting order, with their field paths and roles."""
     for index, container in enumerate(spec.init_containers or ()):
         role = Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
         yield f"spec.initContainers[{index}]", role, container
@@ -160,50 +168,52 @@ def iter_containers(spec: PodSpec) -> Iterable[tuple[str, Role, Container]]:
 
 
 def containers_following_core(spec: PodSpec, listed: str, names: Names) -> tuple[frozenset[str], list[Reason]]:
-    """Read the annotation that names the containers whose memory follows their cores."""
+    """Parse the annotation that lists the containers whose memory follows their cores."""
     if not listed:
         return frozenset(), []
     wanted = [name.strip() for name in listed.split(",") if name.strip()]
-    known = [container.name for _, _, container in iter_containers(spec)]
-    unknown = sorted(set(wanted).difference(known))
+    existing = [container.name for _, _, container in iter_containers(spec)]
+    unknown = sorted(set(wanted).difference(existing))
     if not unknown:
         return frozenset(wanted), []
+    # One reason for all: the annotation may have 256 KiB, and `printable` shortens the value.
     reason = Reason(
         code=Code.CONTAINER_UNKNOWN,
         field=f"metadata.annotations[{names.memory_follows_core}]",
         value=printable(", ".join(unknown)),
-        message="the pod has no container of this name",
-        remedy=f"name containers of the pod: {printable(', '.join(known))}",
+        message="the pod has no container with this name",
+        remedy=f"list containers of the pod: {printable(', '.join(existing))}",
     )
     return frozenset(wanted), [reason]
 
 
 def read_container(
-    container: Container, path: str, role: Role, scheme: Scheme, *, follows: bool
+    container: Container, path: str, role: Role, scheme: Scheme, *, memory_follows_cores: bool
 ) -> tuple[ContainerRequest | None, list[Reason]]:
-    """Read one container's request; no request and no reason if it asks for no GPU."""
+    """Read one container's request; neither request nor reasons if it requests no GPU."""
     limits, requests = resources_of(container)
     ours = tuple([(key, value) for part in (limits, requests) for key, value in part.items() if key in scheme.by_key])
     if not ours:
         return None, []
-    # The pods of a cluster ask for the same few sizes over and over, and nothing else decides how one is read: not even
-    # which amount stands among the limits, for a key that stands in both is right only if both say the same.
-    size = (ours, follows)
-    if size in scheme.remembered:
-        return ContainerRequest(container.name, role, *scheme.remembered[size]), []
+    # Most containers of a cluster have one of a few sizes. Nothing else decides how a size is read: not even which
+    # amount is the limit, since a key in both parts is valid only if both amounts are equal. Only valid sizes are
+    # cached, because reasons contain the path.
+    size = (ours, memory_follows_cores)
+    if size in scheme.read_cache:
+        return ContainerRequest(container.name, role, *scheme.read_cache[size]), []
     amounts, reasons = read_amounts(path, limits, requests, {key for key, _ in ours})
-    speaking = {vocabulary.name: vocabulary for vocabulary in map(scheme.by_key.__getitem__, sorted(amounts))}
-    if len(speaking) > 1:
-        inside = [vocabulary for vocabulary in scheme.vocabularies if vocabulary.name in speaking]
-        return None, [*reasons, vocabularies_mixed(f"{path}.resources", inside, amounts)]
-    for vocabulary in speaking.values():
-        rule = scheme.names.memory_follows_core
+    used = {vocabulary.name: vocabulary for vocabulary in map(scheme.by_key.__getitem__, sorted(amounts))}
+    if len(used) > 1:
+        mixed = [vocabulary for vocabulary in scheme.vocabularies if vocabulary.name in used]
+        return None, [*reasons, vocabularies_mixed(f"{path}.resources", mixed, amounts)]
+    for vocabulary in used.values():
+        annotation = scheme.names.memory_follows_core
         try:
-            share = check_memory(vocabulary.read(amounts), vocabulary, rule, follows=follows)
-        except InvalidAmount as wrong:
-            # What is missing may be missing only because it could not be read, which is a reason already.
-            told = [each for each in (wrong, *wrong.also) if not reasons or each.code not in ABSENT]
-            return None, [*reasons, *(amount_invalid(path, limits, requests, each) for each in told)]
+            share = check_memory(vocabulary.read(amounts), vocabulary, annotation, listed=memory_follows_cores)
+        except InvalidAmount as error:
+            # An amount may be missing only because it is invalid, which is a reason already.
+            errors = [each for each in (error, *error.others) if not reasons or each.code not in MISSING_CODES]
+            return None, [*reasons, *(amount_invalid(path, limits, requests, each) for each in errors)]
         if not reasons:
             cache_read(scheme, size, (share, vocabulary.name))
             return ContainerRequest(container.name, role, share, vocabulary.name), []
@@ -211,26 +221,14 @@ def read_container(
 
 
 def cache_read(scheme: Scheme, size: Hashable, read: tuple[Share, str]) -> None:
-    """Keep how a size was read, in a bounded memory."""
-    if len(scheme.remembered) >= MAX_CACHED_READS:
-        scheme.remembered.clear()
-    scheme.remembered[size] = read
-
-
-def amount_invalid(path: str, limits: ResourceList, requests: ResourceList, wrong: InvalidAmount) -> Reason:
-    """Say what a vocabulary does not allow, where it stands."""
-    part, written = ("limits", limits) if wrong.key in limits else ("requests", requests)
-    return Reason(
-        code=wrong.code,
-        field=f"{path}.resources.{part}[{wrong.key}]",
-        value=printable(written.get(wrong.key, "")),
-        message=wrong.message,
-        remedy=wrong.remedy,
-    )
+    # Users choose the sizes, so the cache needs a bound; a full one is rare, and dropping it all is cheap.
+    if len(scheme.read_cache) >= MAX_CACHED_READS:
+        scheme.read_cache.clear()
+    scheme.read_cache[size] = read
 
 
 def resources_of(container: Container) -> tuple[ResourceList, ResourceList]:
-    """Give limits and requests as written; requests alone are taken for both, as the webhook makes them."""
+    """Return limits and requests as written; either may be empty."""
     resources = container.resources
     if resources is None:
         return {}, {}
@@ -249,9 +247,9 @@ def read_amounts(
             if key not in written:
                 continue
             try:
-                parsed.append(parse(written[key]))
-            except QuantityError as wrong:
-                reasons.append(quantity_invalid(f"{path}.resources.{part}[{key}]", written[key], str(wrong)))
+                parsed.append(parse_quantity(written[key]))
+            except QuantityError as error:
+                reasons.append(quantity_invalid(f"{path}.resources.{part}[{key}]", written[key], str(error)))
         if len(parsed) > 1 and parsed[0].nanos != parsed[1].nanos:
             reasons.append(request_differs(f"{path}.resources.requests[{key}]", str(parsed[1]), str(parsed[0])))
         if parsed and parsed[0].nanos:
@@ -259,30 +257,42 @@ def read_amounts(
     return amounts, reasons
 
 
-def check_memory(share: Share, vocabulary: Vocabulary, rule: str, *, follows: bool) -> Share:
-    """Apply the rule that a fraction says its memory, or that it follows the cores; whole cards need neither."""
-    if share.cards or share.follows:
+def check_memory(share: Share, vocabulary: Vocabulary, annotation: str, *, listed: bool) -> Share:
+    """Return the share with its memory decided; InvalidAmount if part of a card has no memory, or has it twice.
+
+    `listed` says that the container is listed in the annotation: its memory follows its cores.
+    """
+    if share.whole_cards or share.memory_follows_cores:
         return share
-    if not follows and not share.memory_units:
-        key = vocabulary.keys[0]
+    if not listed and not share.memory_units:
         raise InvalidAmount(
             Code.MEMORY_MISSING,
-            key,
-            "a fraction of a GPU without memory",
-            f"add {vocabulary.keys[1]}, or name the container in the annotation {rule}",
+            vocabulary.keys[0],
+            "part of a GPU is requested without memory",
+            f"add {vocabulary.keys[1]}, for example 8Gi, or list the container in the annotation {annotation}",
         )
-    if follows and share.memory_units > TOKEN:
+    if listed and share.memory_units > TOKEN_MEMORY_UNITS:
         raise InvalidAmount(
             Code.MEMORY_INVALID,
             vocabulary.keys[1],
-            f"memory is given, and the annotation {rule} as well",
-            "leave one of the two out",
+            f"conflicts with the annotation {annotation}, which sets the memory of this container",
+            f"remove {vocabulary.keys[1]}, or remove the container from the annotation",
         )
-    return Share(share.cores, follows=True) if follows else share
+    return Share(share.cores, memory_follows_cores=True) if listed else share
+
+
+def amount_invalid(path: str, limits: ResourceList, requests: ResourceList, error: InvalidAmount) -> Reason:
+    part, written = ("limits", limits) if error.key in limits else ("requests", requests)
+    return Reason(
+        code=error.code,
+        field=f"{path}.resources.{part}[{error.key}]",
+        value=printable(written.get(error.key, "")),
+        message=error.message,
+        remedy=error.remedy,
+    )
 
 
 def quantity_invalid(field: str, value: str | float, message: str) -> Reason:
-    """Say that an amount is no quantity."""
     return Reason(
         code=Code.QUANTITY_INVALID,
         field=field,
@@ -293,23 +303,22 @@ def quantity_invalid(field: str, value: str | float, message: str) -> Reason:
 
 
 def request_differs(field: str, request: str, limit: str) -> Reason:
-    """Say that request and limit differ, which Kubernetes does not allow for such resources."""
+    """Return the reason for a request other than the limit: Kubernetes does not overcommit extended resources."""
     return Reason(
         code=Code.REQUEST_DIFFERS,
         field=field,
         value=request,
-        message=f"differs from the limit, {limit}",
-        remedy="leave requests out: they follow the limits",
+        message=f"must be equal to the limit of {limit}",
+        remedy="remove the request: it defaults to the limit",
     )
 
 
-def vocabularies_mixed(where: str, speaking: Sequence[Vocabulary], amounts: Mapping[str, Quantity]) -> Reason:
-    """Say that a container asks in two vocabularies at once."""
-    keys = sorted(key for vocabulary in speaking for key in vocabulary.keys if key in amounts)
+def vocabularies_mixed(field: str, mixed: Sequence[Vocabulary], amounts: Mapping[str, Quantity]) -> Reason:
+    kept, *others = (" and ".join(key for key in vocabulary.keys if key in amounts) for vocabulary in mixed)
     return Reason(
         code=Code.VOCABULARIES_MIXED,
-        field=where,
-        value=", ".join(keys),
-        message="one container asks in several vocabularies",
-        remedy=f"keep those of {speaking[0].name} and remove the others",
+        field=field,
+        value=", ".join(sorted(amounts)),
+        message="the container uses resource names of several vocabularies",
+        remedy=f"keep {kept} and remove {', '.join(others)}",
     )

@@ -1,7 +1,7 @@
-"""YAML as text to plain values, strictly: what a file says twice, or cannot say at all, is an error.
+"""YAML text to plain values, strictly: duplicate keys and keys that are not strings are errors, with their line.
 
-Parsing is a pure function of the text. The usual loader lets the last of two equal keys win in silence,
-which turns a slip of the pen in a quota or a configuration into a different quota.
+The usual loader silently keeps the last of two equal keys, which turns a typing error in a quota or a configuration
+into a different quota. Quotas are written by users, so no text may crash the process or need much memory.
 """
 
 import re
@@ -11,95 +11,124 @@ from typing import Any
 
 import yaml
 
-SURELY_SHALLOW = 1000
+from vcuda.decision import printable
+
+# The C loader recurses for every level of nesting and would overflow the stack of the process. A text of this length
+# cannot nest deeply enough; a longer one is checked before it is loaded.
+MAX_UNCHECKED_LENGTH = 1000
 MAX_DEPTH, MAX_VALUES = 100, 200_000
-TOO_DEEP = f"nested more than {MAX_DEPTH} deep: nobody can mean that"
+# Python refuses to convert integers of more than 4300 decimal digits, both from and to text. A number of this length,
+# in any notation of YAML, stays below that.
+MAX_NUMBER_LENGTH = 1000
+TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
-# What the constructors of odd tags raise where a value is not what its tag says.
-MISMADE = (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
-MERGE = "tag:yaml.org,2002:merge"
+# What PyYAML's constructors raise for a value that does not match its tag, such as `!!int x` or 2026-99-99.
+VALUE_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
+LOADER_ERRORS = (yaml.YAMLError, RecursionError, *VALUE_ERRORS)
+TAG_PREFIX = "tag:yaml.org,2002:"
+MERGE, INT = f"{TAG_PREFIX}merge", f"{TAG_PREFIX}int"
 
 
 class DocumentError(ValueError):
-    """The text is not a document that can be meant; the message names the line."""
+    """The text is not a valid document; the message begins with the line where it is known."""
 
 
-class Strictness(yaml.constructor.SafeConstructor):
-    """What PyYAML's safe loaders allow, minus duplicate keys and keys that are no text."""
+def error_at(node: yaml.Node, message: str) -> DocumentError:
+    return DocumentError(f"line {node.start_mark.line + 1}: {message}")
+
+
+class StrictConstructor(yaml.constructor.SafeConstructor):
+    """PyYAML's safe constructor without duplicate keys, keys that are not strings, and overlong integers."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
-        """Build a mapping whose keys are all different."""
         seen: set[str] = set()
         for key_node, _ in node.value:
+            # `<<` may be repeated, and is replaced by the mapping it refers to.
             if key_node.tag == MERGE:
                 continue
             key = self.construct_object(key_node, deep=True)
-            line = key_node.start_mark.line + 1
             if not isinstance(key, str):
-                raise DocumentError(f"line {line}: the key {key!r} is not text: quote it")
+                raise error_at(key_node, key_not_a_string(key_node))
             if key in seen:
-                raise DocumentError(f"line {line}: {key!r} stands here a second time: remove one of them")
+                raise error_at(key_node, f"duplicate key {printable(key)!r}; remove one")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
-
-class PlainNumbers(yaml.constructor.SafeConstructor):
-    """Takes only decimal numbers: what YAML makes of 0400 or 1:30, nobody means."""
-
-    def construct_plain_int(self, node: yaml.ScalarNode) -> int:
-        """Read a whole number."""
-        if not DECIMAL.fullmatch(node.value):
-            line = node.start_mark.line + 1
-            raise DocumentError(f"line {line}: {node.value!r} is not a decimal number: write it in plain digits")
-        return int(node.value)
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        length = len(self.construct_scalar(node))
+        if length > MAX_NUMBER_LENGTH:
+            raise error_at(node, f"the number has {length} characters; the maximum is {MAX_NUMBER_LENGTH}")
+        return int(self.construct_yaml_int(node))
 
 
-PlainNumbers.add_constructor("tag:yaml.org,2002:int", PlainNumbers.construct_plain_int)  # type: ignore[type-var]
+# By name, so that subclasses can override the method: PyYAML calls the registered function, not a method.
+StrictConstructor.add_constructor(INT, lambda loader, node: loader.construct_int(node))  # type: ignore[union-attr]
 
 
-class StrictLoader(Strictness, yaml.SafeLoader):
-    """The loader with the better words for what is wrong."""
+class DecimalConstructor(StrictConstructor):
+    """Accepts decimal integers only: YAML reads 0400 as octal and 1:30 as base 60, which no quota intends."""
+
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        text = self.construct_scalar(node)
+        if not DECIMAL.fullmatch(text):
+            raise error_at(node, f"{printable(text)!r} is not a decimal number; write it in plain digits")
+        return super().construct_int(node)
 
 
-class PlainStrictLoader(PlainNumbers, StrictLoader):
-    """The same, with decimal numbers alone."""
+class StrictLoader(StrictConstructor, yaml.SafeLoader):
+    """The loader in Python. It is slow, but its errors are precise: it explains what the C loader rejected."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002
+        try:
+            return super().construct_object(node, deep=deep)
+        except (DocumentError, yaml.YAMLError):
+            raise
+        except VALUE_ERRORS:
+            value = f"{printable(node.value)!r}" if isinstance(node, yaml.ScalarNode) else "the value"
+            raise error_at(node, f"{value} is not a valid {node.tag.removeprefix(TAG_PREFIX)}") from None
 
 
-class FastLoader(Strictness, yaml.CSafeLoader):
-    """The loader that decides, in C and many times faster; but text nested deeply enough brings it, and us, down."""
+class DecimalStrictLoader(DecimalConstructor, StrictLoader):
+    pass
 
 
-class PlainFastLoader(PlainNumbers, FastLoader):
-    """The same, with decimal numbers alone."""
+class FastLoader(StrictConstructor, yaml.CSafeLoader):
+    """The loader in C, many times faster: it decides what is valid."""
+
+
+class DecimalFastLoader(DecimalConstructor, FastLoader):
+    pass
 
 
 Loader = type[StrictLoader | FastLoader]
 
 
 def parse_documents(text: str, *, plain_numbers: bool = False) -> list[Any]:
-    """Read all documents of a text; empty ones are left out."""
-    fast, slow = (PlainFastLoader, PlainStrictLoader) if plain_numbers else (FastLoader, StrictLoader)
-    if len(text) > SURELY_SHALLOW:
+    """Parse all documents of a text except empty ones; DocumentError if it is invalid.
+
+    With `plain_numbers`, integers must be decimal.
+    """
+    fast, slow = (DecimalFastLoader, DecimalStrictLoader) if plain_numbers else (FastLoader, StrictLoader)
+    if len(text) > MAX_UNCHECKED_LENGTH:
         check_depth(text)
     try:
-        found = documents_in(text, fast)
-        check_extent(found)
+        documents = load_documents(text, fast)
+        check_size(documents)
     except DocumentError:
         raise
-    except MISMADE as wrong:
-        raise explained(text, slow, wrong) from None
-    return found
+    except LOADER_ERRORS as error:
+        raise explain_error(text, slow, error) from None
+    return documents
 
 
-def documents_in(text: str, loader: Loader) -> list[Any]:
-    """Load what is there."""
+def load_documents(text: str, loader: Loader) -> list[Any]:
     return [document for document in yaml.load_all(text, Loader=loader) if document is not None]
 
 
 def check_depth(text: str) -> None:
-    """Refuse what is nested deeper than anybody means, before anything is built of it."""
+    """Reject a text that is nested too deeply, from its events alone."""
     depth = 0
-    with suppress(yaml.YAMLError):  # which is told when it is loaded
+    with suppress(yaml.YAMLError):  # loading the text raises it again
         for event in yaml.parse(text, Loader=yaml.CSafeLoader):
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
@@ -109,33 +138,50 @@ def check_depth(text: str) -> None:
                 depth -= 1
 
 
-def check_extent(found: list[Any]) -> None:
-    """Refuse what is too deep, or too much: a few aliases of aliases say more than any memory holds."""
-    left = [(document, 1) for document in found]
+def check_size(documents: list[Any]) -> None:
+    """Reject documents with too many levels or values, aliases expanded.
+
+    An alias costs nothing here, but whatever walks the values visits it every time: a few aliases of aliases are
+    billions of values, and an alias of itself has no end.
+    """
+    pending = [(document, 1) for document in documents]
     count = 0
-    while left:
-        value, depth = left.pop()
+    while pending:
+        value, depth = pending.pop()
         count += 1
         if depth > MAX_DEPTH:
             raise DocumentError(TOO_DEEP)
         if count > MAX_VALUES:
-            raise DocumentError(f"says more than {MAX_VALUES} things: write less, or fewer aliases")
+            raise DocumentError(f"more than {MAX_VALUES} values, aliases expanded; use fewer")
         if isinstance(value, dict):
-            left += [(each, depth + 1) for each in value.values()]
+            pending += [(each, depth + 1) for each in value.values()]
         elif isinstance(value, list):
-            left += [(each, depth + 1) for each in value]
+            pending += [(each, depth + 1) for each in value]
 
 
-def explained(text: str, loader: Loader, wrong: BaseException) -> DocumentError:
-    """Say what is wrong with a text, in the better words of the other loader if it finds it as well."""
+def explain_error(text: str, loader: Loader, error: BaseException) -> DocumentError:
+    """Return the error to show for a text that the C loader rejected: that of the Python loader, if it fails too."""
     try:
-        documents_in(text, loader)
-    except MISMADE as told:
-        wrong = told
-    if isinstance(wrong, DocumentError):
-        return wrong
-    if isinstance(wrong, yaml.MarkedYAMLError):
-        mark = wrong.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        return DocumentError(f"{where}not YAML: {wrong.problem}")
-    return DocumentError(f"not YAML: {wrong or type(wrong).__name__}")
+        load_documents(text, loader)
+    except LOADER_ERRORS as precise:
+        error = precise
+    match error:
+        case DocumentError():
+            return error
+        case RecursionError():
+            return DocumentError(TOO_DEEP)
+        case yaml.reader.ReaderError():
+            line = text.count("\n", 0, error.position) + 1
+            return DocumentError(f"line {line}: invalid YAML: the character U+{error.character:04X} is not allowed")
+        case yaml.MarkedYAMLError():
+            mark = error.problem_mark
+            where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+            return DocumentError(f"{where}invalid YAML: {error.problem}")
+    return DocumentError("invalid YAML")
+
+
+def key_not_a_string(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return f"the key {printable(node.value) or '(empty)'} is not a string; write it in quotes"
+    kind = "list" if isinstance(node, yaml.SequenceNode) else "mapping"
+    return f"a key must be a string, not a {kind}"

@@ -1,264 +1,289 @@
-"""The vocabularies in which pods ask for GPUs, and what each means in Quotient's own terms.
+"""The vocabularies in which pods request GPUs: resource names of several systems, read into one kind of share.
 
-A vocabulary is the set of resource names it speaks and a function from their amounts to a share. Adding one
-is adding an entry to `vocabularies`; nothing else in Quotient knows their names.
+A vocabulary is the set of resource names of one system and a function from their amounts to a `Share`. To support
+another system, add its names to `vcuda.names` and an entry to `build_vocabularies`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from vcuda import names as known
 from vcuda.decision import Code
-from vcuda.memory_units import DEFAULT_UNIT_MIB, checked_count, requested_mib, units_for
+from vcuda.memory_units import DEFAULT_UNIT_MIB, check_unit_count, requested_mib, units_for
 from vcuda.names import Names
 from vcuda.quantity import NANO, Quantity, QuantityError
 
 CORES_PER_CARD = 100
+# Far beyond any node: bounds the numbers that reach the ledger and the kubelet.
 MAX_CARDS = 1024
+# What 1 of `vcuda-memory` is under tencent.com and under nvidia.com.
 ANCESTOR_UNITS_MIB = dict(zip(known.ANCESTOR_DOMAINS, (256, 1), strict=True))
 
 
 class Share(Struct, frozen=True):
-    """What one container asks of its node's GPUs: cores, and memory in units or following the cores."""
+    """What one container requests of its node's GPUs, in whatever vocabulary it was written.
+
+    `memory_units` is 0 for whole cards without a minimum, and where `memory_follows_cores`: such a container gets the
+    same share of its card's memory as of its cores.
+    """
 
     cores: int
     memory_units: int = 0
-    follows: bool = False
+    # The node plugin stores shares in pods.json; this is the key there.
+    memory_follows_cores: bool = field(default=False, name="follows")
 
     @property
-    def cards(self) -> int:
-        """How many whole cards it asks for; 0 for a fraction."""
+    def whole_cards(self) -> int:
+        """How many whole cards it requests; 0 for part of a card."""
         return self.cores // CORES_PER_CARD
 
     @property
     def memory_count(self) -> int:
-        """The amount of the memory resource: what was asked, or a token of one unit per card.
+        """The amount of the memory resource on the pod: as requested, or a token of one unit per card.
 
-        Every GPU container carries both resources, because that is how the node recognises it.
+        Every GPU container has both resources, because the node plugin identifies it by the pair.
         """
-        return self.memory_units or max(1, self.cards)
+        return self.memory_units or max(1, self.whole_cards)
 
 
-class InvalidAmount(Exception):  # noqa: N818 - not a fault of the program
-    """An amount that its vocabulary does not allow, with the key it stands under; `also` holds further ones."""
+class InvalidAmount(Exception):  # noqa: N818 - a mistake in a manifest, not a fault of the program
+    """An amount that its vocabulary does not allow, and its resource name; `others` are further ones, if any."""
 
     def __init__(self, code: Code, key: str, message: str, remedy: str) -> None:
         super().__init__(message)
         self.code, self.key, self.message, self.remedy = code, key, message, remedy
-        self.also: list[InvalidAmount] = []
+        self.others: list[InvalidAmount] = []
 
 
-Read = Callable[[Mapping[str, Quantity]], Share]
+ReadShare = Callable[[Mapping[str, Quantity]], Share]
 
 
 class Vocabulary(Struct, frozen=True):
-    """One way of asking. `read` gets the non-zero amounts under `keys`, at least one of them."""
+    """The resource names of one system. `read` gets the non-zero amounts under `keys`, at least one of them."""
 
     name: str
     keys: tuple[str, ...]
-    read: Read
+    read: ReadShare
 
 
 class VocabularyOptions(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Which vocabularies a cluster accepts beside the canonical one, and how they are measured."""
+    """Which optional vocabularies a cluster accepts, and how many virtual GPUs make one GPU."""
 
     vgpu_per_gpu: Annotated[int, Meta(ge=1, le=CORES_PER_CARD)] = 10
     nvidia_gpu: bool = False
     hami: bool = False
 
 
-def vocabularies(
-    names: Names, unit_mib: int = DEFAULT_UNIT_MIB, dialects: VocabularyOptions | None = None
+def build_vocabularies(
+    names: Names, unit_mib: int = DEFAULT_UNIT_MIB, options: VocabularyOptions | None = None
 ) -> tuple[Vocabulary, ...]:
-    """List the vocabularies of a cluster, the canonical one first."""
-    dialects = dialects or VocabularyOptions()
-    scheme = [vcuda(names.domain, unit_mib, unit_mib)]
-    scheme += [vcuda(domain, own, unit_mib) for domain, own in ANCESTOR_UNITS_MIB.items() if domain != names.domain]
-    # Under NVIDIA's own domain the name for people is NVIDIA's resource, which is read only where that is wanted.
-    if names.cards != known.NVIDIA_GPU or (dialects.nvidia_gpu and not dialects.hami):
-        scheme.append(Vocabulary(names.cards, (names.cards,), lambda asked: cards(names.cards, asked[names.cards])))
-    scheme += [vgpu(key, dialects.vgpu_per_gpu) for key in known.AWS_VGPU]
-    scheme.append(percent(known.NANO_PERCENT))
-    if dialects.hami:
-        scheme.append(hami(unit_mib))
-    elif dialects.nvidia_gpu and names.cards != known.NVIDIA_GPU:
-        scheme.append(whole_cards(known.NVIDIA_GPU))
-    return tuple(scheme)
+    """Return the vocabularies of a cluster, the canonical one first. No resource name is in two of them."""
+    options = options or VocabularyOptions()
+    vocabularies = [vcuda_vocabulary(names.domain, unit_mib, unit_mib)]
+    vocabularies += [
+        vcuda_vocabulary(domain, own_unit_mib, unit_mib)
+        for domain, own_unit_mib in ANCESTOR_UNITS_MIB.items()
+        if domain != names.domain
+    ]
+    # With the domain nvidia.com our resource for cards has the name of NVIDIA's own: it needs the same opt-in.
+    if names.cards != known.NVIDIA_GPU or (options.nvidia_gpu and not options.hami):
+        vocabularies.append(cards_vocabulary(names.cards))
+    vocabularies += [vgpu_vocabulary(key, options.vgpu_per_gpu) for key in known.AWS_VGPU]
+    vocabularies.append(percent_vocabulary(known.NANO_PERCENT))
+    if options.hami:
+        vocabularies.append(hami_vocabulary(unit_mib))
+    elif options.nvidia_gpu and names.cards != known.NVIDIA_GPU:
+        vocabularies.append(nvidia_vocabulary(known.NVIDIA_GPU))
+    return tuple(vocabularies)
 
 
-def vcuda(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabulary:
-    """`vcuda-core` and `vcuda-memory`, memory in the domain's own unit."""
+def vcuda_vocabulary(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabulary:
+    """`vcuda-core` and `vcuda-memory` of a domain, with memory in the domain's own unit."""
     names = Names(domain)
 
-    def read(asked: Mapping[str, Quantity]) -> Share:
-        if names.core not in asked:
+    def read(amounts: Mapping[str, Quantity]) -> Share:
+        if names.core not in amounts:
             raise InvalidAmount(
                 Code.CORE_MISSING,
                 names.memory,
-                "memory without cores",
+                "memory is requested without cores",
                 f"add {names.core}: 1 to 99, or a multiple of 100",
             )
-        cores, held = all_of(
-            lambda: check_cores(names.core, whole_number(names.core, as_cores(names.core, asked[names.core]))),
-            lambda: memory(names.memory, asked.get(names.memory), own_unit_mib, unit_mib),
+        cores, memory_units = read_all(
+            lambda: read_cores(names.core, amounts[names.core]),
+            lambda: read_memory_units(names.memory, amounts.get(names.memory), own_unit_mib, unit_mib),
         )
-        return Share(cores, held)
+        return Share(cores, memory_units)
 
     return Vocabulary(f"{domain}/vcuda", (names.core, names.memory), read)
 
 
-def vgpu(key: str, per_gpu: int) -> Vocabulary:
-    """Read AWS's virtual GPUs: so many make one card."""
+def vgpu_vocabulary(key: str, per_gpu: int) -> Vocabulary:
+    """AWS's virtual GPUs: `per_gpu` of them make one GPU."""
 
-    def read(asked: Mapping[str, Quantity]) -> Share:
-        count = check_cores(key, whole_number(key, asked[key], per_gpu), per_gpu)
+    def read(amounts: Mapping[str, Quantity]) -> Share:
+        count = check_part_or_whole(key, whole_number(key, amounts[key], per_gpu), per_gpu)
         return share_following_cores(max(1, count * CORES_PER_CARD // per_gpu))
 
     return Vocabulary(key, (key,), read)
 
 
-def percent(key: str) -> Vocabulary:
-    """Read nano-gpu's percentage of one GPU."""
-    return Vocabulary(key, (key,), lambda asked: share_following_cores(check_cores(key, whole_number(key, asked[key]))))
+def percent_vocabulary(key: str) -> Vocabulary:
+    """nano-gpu's percentage of one GPU."""
+
+    def read(amounts: Mapping[str, Quantity]) -> Share:
+        return share_following_cores(check_part_or_whole(key, whole_number(key, amounts[key])))
+
+    return Vocabulary(key, (key,), read)
 
 
-def cards(key: str, amount: Quantity) -> Share:
-    """Read cards as people write them: "0.3", or "2"."""
-    positive(key, amount)
-    hundredths, beyond = divmod(amount.nanos * CORES_PER_CARD, NANO)
-    bounded(key, hundredths // CORES_PER_CARD, 1)
-    if beyond or (hundredths > CORES_PER_CARD and hundredths % CORES_PER_CARD):
-        message = (
-            "finer than a hundredth of a card"
-            if hundredths < CORES_PER_CARD
-            else "neither a part of one card nor whole cards"
-        )
-        near = [f'"{cores / CORES_PER_CARD:g}"' for cores in valid_near(hundredths)]
-        raise InvalidAmount(Code.CORE_INVALID, key, message, f"ask for {' or '.join(near)}")
-    return share_following_cores(hundredths)
+def cards_vocabulary(key: str) -> Vocabulary:
+    """Cards: "0.3" is part of a card, "2" is two whole cards."""
 
-
-def whole_cards(key: str) -> Vocabulary:
-    """Read NVIDIA's own resource: whole cards only."""
-    return Vocabulary(key, (key,), lambda asked: Share(whole_number(key, asked[key], 1) * CORES_PER_CARD))
-
-
-def hami(unit_mib: int) -> Vocabulary:
-    """Read HAMi's trio: cards, MiB on each, percent of each."""
-    gpu, mem, cores, part = known.NVIDIA_GPU, known.HAMI_MEMORY, known.HAMI_CORES, known.HAMI_MEMORY_PERCENT
-
-    def read(asked: Mapping[str, Quantity]) -> Share:
-        count, fraction, each = all_of(
-            lambda: whole_number(gpu, asked[gpu], 1) if gpu in asked else 1,
-            lambda: whole_number(cores, asked[cores]) if cores in asked else CORES_PER_CARD,
-            lambda: memory(mem, asked.get(mem), 1, unit_mib),
-        )
-        if fraction > CORES_PER_CARD:
-            raise InvalidAmount(Code.CORE_INVALID, cores, "more than one card's cores", "ask for 1 to 100")
-        if part in asked and whole_number(part, asked[part]) != fraction:
-            raise InvalidAmount(
-                Code.MEMORY_INVALID, part, "another part of the memory than of the cores", f"ask in {mem} instead"
+    def read(amounts: Mapping[str, Quantity]) -> Share:
+        amount = amounts[key]
+        check_not_negative(key, amount)
+        hundredths, rest = divmod(amount.nanos * CORES_PER_CARD, NANO)
+        check_maximum(key, hundredths // CORES_PER_CARD, 1)
+        if rest or (hundredths > CORES_PER_CARD and hundredths % CORES_PER_CARD):
+            message = (
+                "part of one GPU must be a multiple of 0.01"
+                if hundredths < CORES_PER_CARD
+                else "must be less than 1 (part of one GPU) or a whole number (whole GPUs)"
             )
-        if cores not in asked and mem in asked:
+            valid = [f'"{cores / CORES_PER_CARD:g}"' for cores in nearest_valid(hundredths)]
+            raise InvalidAmount(Code.CORE_INVALID, key, message, f"ask for {' or '.join(valid)}")
+        return share_following_cores(hundredths)
+
+    return Vocabulary(key, (key,), read)
+
+
+def nvidia_vocabulary(key: str) -> Vocabulary:
+    """NVIDIA's own resource: whole cards only."""
+    return Vocabulary(key, (key,), lambda amounts: Share(whole_number(key, amounts[key], 1) * CORES_PER_CARD))
+
+
+def hami_vocabulary(unit_mib: int) -> Vocabulary:
+    """HAMi's resources: a number of cards, MiB on each, percent of the cores of each, percent of its memory."""
+    gpus, mib, cores, percent = known.NVIDIA_GPU, known.HAMI_MEMORY, known.HAMI_CORES, known.HAMI_MEMORY_PERCENT
+
+    def read(amounts: Mapping[str, Quantity]) -> Share:
+        count, per_card, units_per_card = read_all(
+            lambda: whole_number(gpus, amounts[gpus], 1) if gpus in amounts else 1,
+            lambda: whole_number(cores, amounts[cores]) if cores in amounts else CORES_PER_CARD,
+            lambda: read_memory_units(mib, amounts.get(mib), 1, unit_mib),
+        )
+        if per_card > CORES_PER_CARD:
+            raise InvalidAmount(Code.CORE_INVALID, cores, "more than 100 percent of one GPU", "ask for 1 to 100")
+        # Memory in percent has no meaning in MiB until the card is known, unless it follows the cores.
+        if percent in amounts and whole_number(percent, amounts[percent]) != per_card:
             raise InvalidAmount(
-                Code.CORE_MISSING, mem, "a share of memory without a share of cores", f"add {cores}: 1 to 99"
+                Code.MEMORY_INVALID,
+                percent,
+                f"the percentage of memory must equal the percentage of cores, {per_card}",
+                f"ask for {per_card}, or use {mib} instead",
             )
-        if count > 1 and fraction < CORES_PER_CARD:
+        if cores not in amounts and mib in amounts:
             raise InvalidAmount(
-                Code.CORE_INVALID, gpu, "a fraction of each of several cards", f"ask for one card, or leave {cores} out"
+                Code.CORE_MISSING, mib, "memory of part of a GPU is requested without cores", f"add {cores}: 1 to 99"
+            )
+        if count > 1 and per_card < CORES_PER_CARD:
+            raise InvalidAmount(
+                Code.CORE_INVALID,
+                gpus,
+                "a container cannot have parts of several GPUs",
+                f"ask for 1, or remove {cores} to get whole GPUs",
             )
         try:
-            held = checked_count(each * count, unit_mib)
-        except QuantityError as wrong:
-            raise InvalidAmount(Code.MEMORY_INVALID, mem, str(wrong), "ask for less on each card") from None
-        return Share(count * fraction, held, follows=fraction < CORES_PER_CARD and not each)
+            memory_units = check_unit_count(units_per_card * count, unit_mib)
+        except QuantityError as error:
+            raise InvalidAmount(Code.MEMORY_INVALID, mib, str(error), "ask for less memory per GPU") from None
+        follows = per_card < CORES_PER_CARD and not units_per_card
+        return Share(count * per_card, memory_units, memory_follows_cores=follows)
 
-    return Vocabulary("hami", (gpu, mem, cores, part), read)
+    return Vocabulary("hami", (gpus, mib, cores, percent), read)
 
 
-def all_of(*reads: Callable[[], int]) -> list[int]:
-    """Read several amounts; whatever is wrong with any of them is raised together."""
+def read_all(*reads: Callable[[], int]) -> list[int]:
+    """Read several amounts; if any is invalid, raise one InvalidAmount that carries all errors."""
     values: list[int] = []
-    wrong: list[InvalidAmount] = []
+    errors: list[InvalidAmount] = []
     for read in reads:
         try:
             values.append(read())
-        except InvalidAmount as misread:
-            wrong.append(misread)
-    if wrong:
-        wrong[0].also += wrong[1:]
-        raise wrong[0]
+        except InvalidAmount as error:
+            errors.append(error)
+    if errors:
+        errors[0].others += errors[1:]
+        raise errors[0]
     return values
 
 
 def share_following_cores(cores: int) -> Share:
-    """Give a share in a vocabulary that knows no memory: as much of the card's memory as of its cores."""
-    return Share(cores, follows=cores < CORES_PER_CARD)
+    """Return a share of a vocabulary without memory: part of a card has the same part of its memory."""
+    return Share(cores, memory_follows_cores=cores < CORES_PER_CARD)
 
 
-def positive(key: str, amount: Quantity) -> None:
-    """Refuse a negative amount."""
+def check_not_negative(key: str, amount: Quantity) -> None:
     if amount.nanos < 0:
-        raise InvalidAmount(Code.QUANTITY_INVALID, key, "an amount cannot be negative", "ask for a positive amount")
+        raise InvalidAmount(Code.QUANTITY_INVALID, key, "must not be negative", "ask for a positive amount")
 
 
-def whole_number(key: str, amount: Quantity, step: int = CORES_PER_CARD) -> int:
-    """Take an amount that only makes sense as a whole, positive number; `step` of them make a card."""
-    positive(key, amount)
+def whole_number(key: str, amount: Quantity, per_card: int = CORES_PER_CARD) -> int:
+    """Return an amount as an integer; InvalidAmount if it is negative, fractional or too large.
+
+    `per_card` of them make a card, here and below.
+    """
+    check_not_negative(key, amount)
     if not amount.is_whole:
-        raise InvalidAmount(Code.QUANTITY_INVALID, key, "not a whole number", advice(amount.whole, step))
-    return bounded(key, amount.whole, step)
+        raise InvalidAmount(Code.QUANTITY_INVALID, key, "must be a whole number", ask_for_valid(amount.whole, per_card))
+    return check_maximum(key, amount.whole, per_card)
 
 
-def as_cores(key: str, amount: Quantity) -> Quantity:
-    """Refuse 0.5 for half a card with the number that was meant: cores are hundredths."""
+def read_cores(key: str, amount: Quantity) -> int:
+    # 0.5 means half a card to its author: rounding it up to 1 core would be the wrong advice.
     if 0 < amount.nanos < NANO:
-        meant = max(1, amount.nanos * CORES_PER_CARD // NANO)
-        raise InvalidAmount(Code.QUANTITY_INVALID, key, "not a whole number; 100 is one GPU", f"ask for {meant}")
-    return amount
+        hundredths = max(1, amount.nanos * CORES_PER_CARD // NANO)
+        message = f"must be a whole number, where {CORES_PER_CARD} is one GPU"
+        raise InvalidAmount(Code.QUANTITY_INVALID, key, message, f"ask for {hundredths}")
+    return check_part_or_whole(key, whole_number(key, amount))
 
 
-def bounded(key: str, count: int, step: int) -> int:
-    """Refuse more cards than there can be on one node."""
-    if count > MAX_CARDS * step:
-        raise InvalidAmount(
-            Code.CORE_INVALID, key, "more cards than any node has", f"ask for at most {MAX_CARDS * step}"
-        )
+def check_maximum(key: str, count: int, per_card: int) -> int:
+    maximum = MAX_CARDS * per_card
+    if count > maximum:
+        message = f"more than the maximum of {MAX_CARDS} GPUs per container"
+        raise InvalidAmount(Code.CORE_INVALID, key, message, f"ask for at most {maximum}")
     return count
 
 
-def check_cores(key: str, count: int, step: int = CORES_PER_CARD) -> int:
-    """Hold an amount to what one container can get: a part of one GPU, or whole GPUs; `step` make one."""
-    if count > step and count % step:
-        message = f"neither a part of one GPU (1 to {step - 1}) nor whole GPUs (multiples of {step})"
-        raise InvalidAmount(Code.CORE_INVALID, key, message, advice(count, step))
+def check_part_or_whole(key: str, count: int, per_card: int = CORES_PER_CARD) -> int:
+    """Return a count that is part of one card, or whole cards; InvalidAmount otherwise."""
+    if count > per_card and count % per_card:
+        message = f"must be 1 to {per_card - 1} (part of one GPU) or a multiple of {per_card} (whole GPUs)"
+        raise InvalidAmount(Code.CORE_INVALID, key, message, ask_for_valid(count, per_card))
     return count
 
 
-def advice(count: int, step: int) -> str:
-    """Say what to ask for instead."""
-    return f"ask for {' or '.join(map(str, valid_near(count, step)))}"
+def ask_for_valid(count: int, per_card: int) -> str:
+    return f"ask for {' or '.join(map(str, nearest_valid(count, per_card)))}"
 
 
-def valid_near(count: int, step: int = CORES_PER_CARD) -> list[int]:
-    """Give the amounts nearest to a wrong one that would be right: part of a card, or whole cards."""
-    if count <= step or count % step == 0:
+def nearest_valid(count: int, per_card: int = CORES_PER_CARD) -> list[int]:
+    """Return the valid amounts nearest to a count: the count itself, or the whole cards below and above."""
+    if count <= per_card or count % per_card == 0:
         return [max(1, count)]
-    return [count // step * step, -(-count // step) * step]
+    return [count // per_card * per_card, -(-count // per_card) * per_card]
 
 
-def memory(key: str, amount: Quantity | None, own_unit_mib: int, unit_mib: int) -> int:
-    """Convert a memory amount of a vocabulary into canonical units; absent is 0."""
+def read_memory_units(key: str, amount: Quantity | None, own_unit_mib: int, unit_mib: int) -> int:
+    """Convert an amount of memory, in a vocabulary's own unit or in bytes, into canonical units; 0 if absent."""
     if amount is None:
         return 0
     try:
-        return checked_count(units_for(requested_mib(amount, own_unit_mib), unit_mib), unit_mib)
-    except QuantityError as wrong:
-        raise InvalidAmount(
-            Code.MEMORY_INVALID,
-            key,
-            str(wrong),
-            f"ask for a whole number of {own_unit_mib} MiB units, or for bytes such as 8Gi",
-        ) from None
+        return check_unit_count(units_for(requested_mib(amount, own_unit_mib), unit_mib), unit_mib)
+    except QuantityError as error:
+        remedy = f"ask for {own_unit_mib} MiB units such as 32, or for bytes such as 8Gi"
+        raise InvalidAmount(Code.MEMORY_INVALID, key, str(error), remedy) from None

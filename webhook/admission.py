@@ -15,7 +15,7 @@ from vcuda.catalogue import CardModel, card_sizes_mib
 from vcuda.charging import PodDemand, RemedyContext
 from vcuda.decision import BadRequest, Code, Decision, Reason
 from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, merge_newer_quotas, pack_uid, reserve
-from vcuda.names import MIRROR
+from vcuda.names import MIRROR_ANNOTATION
 from vcuda.namespace_policy import Mode, NamespacePolicy
 from vcuda.quota import Quota
 from vcuda.workload_kinds import BY_GROUP_KIND
@@ -262,7 +262,7 @@ class Admission:
             decision = Decision(tuple(pod_mistakes(pod, parsed, self.config, policy)))
         else:
             decision = check_created(pod, parsed, self.config, policy, request.user_info)
-        if decision.reasons or not parsed.request.is_gpu or MIRROR in pod.metadata.noted:
+        if decision.reasons or not parsed.request.is_gpu or MIRROR_ANNOTATION in pod.metadata.noted:
             return decision, None
         try:
             key = pack_uid(pod.metadata.uid)

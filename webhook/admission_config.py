@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from vcuda.names import ANCESTOR_OWNED, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE, Names
+from vcuda.names import ANCESTOR_ANNOTATIONS, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE, Names
 from vcuda.namespace_policy import Mode
 from vcuda.scheme import Scheme
 
@@ -29,17 +29,17 @@ class AdmissionConfig:
 
     @cached_property
     def _owned(self) -> frozenset[str]:
-        under_all = (f"{names.domain}/{key}" for names in self.scheme.all_names for key in ANCESTOR_OWNED)
+        under_all = (f"{names.domain}/{key}" for names in self.scheme.all_names for key in ANCESTOR_ANNOTATIONS)
         return frozenset((self.names.limits, self.names.placement, *under_all))
 
     @cached_property
     def _owned_prefixes(self) -> tuple[str, ...]:
-        return tuple(f"{names.domain}/{ANCESTOR_OWNED[0]}" for names in self.scheme.all_names)
+        return tuple(f"{names.domain}/{ANCESTOR_ANNOTATIONS[0]}" for names in self.scheme.all_names)
 
     @cached_property
     def frozen(self) -> tuple[str, ...]:
         """The annotations that a pod keeps as it was admitted with."""
-        return (*sorted(self.scheme.options), self.names.memory_follows_core)
+        return (*sorted(self.scheme.option_precedence), self.names.memory_follows_core)
 
     def replaces_scheduler(self, name: str | None) -> bool:
         """Tell whether a pod that names this scheduler is one for ours."""

@@ -11,7 +11,7 @@ from typing import Any
 from vcuda.decision import printable
 from vcuda.names import (
     ANCESTOR_POOL_LABELS,
-    MIRROR,
+    MIRROR_ANNOTATION,
     NO_DEVICES,
     SCHEDULER,
     SHARING_VARIABLE_PREFIXES,
@@ -20,7 +20,7 @@ from vcuda.names import (
 )
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import Resources
-from vcuda.quantity import NANO, QuantityError, parse
+from vcuda.quantity import NANO, QuantityError, parse_quantity
 from vcuda.vocabulary import Share
 from webhook.admission_config import AdmissionConfig
 from webhook.objects import AdmittedContainer, AdmittedSpec, Pod, Term
@@ -36,7 +36,7 @@ def rewrite(
 ) -> PatchBuilder:
     """Draft what a new pod needs. A pod with mistakes is left as it is, so that they are told in its author's terms."""
     draft = PatchBuilder(root)
-    if MIRROR in pod.metadata.noted:
+    if MIRROR_ANNOTATION in pod.metadata.noted:
         return draft  # A kubelet shows what it runs already; nothing can be changed.
     strip_owned(pod, parsed, config, draft)
     if parsed.request.is_gpu and not parsed.reasons:
@@ -102,7 +102,7 @@ def is_count(written: str | float, wanted: str) -> bool:
     if written == wanted:
         return True
     try:
-        return parse(written).nanos == int(wanted) * NANO
+        return parse_quantity(written).nanos == int(wanted) * NANO
     except QuantityError:
         return False
 
@@ -116,7 +116,7 @@ def rewrite_annotations(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, dr
     rename_wishes(pod, config, draft)
     if parsed.options.core_limit is None:
         draft.annotate(names.core_limit, None if parsed.core_limit is None else str(parsed.core_limit))
-    follow = [each.name for each in parsed.request.containers if each.share.follows]
+    follow = [each.name for each in parsed.request.containers if each.share.memory_follows_cores]
     if follow:
         draft.annotate(names.memory_follows_core, with_names(noted.get(names.memory_follows_core, ""), follow))
 
@@ -131,7 +131,7 @@ def with_names(listed: str, names: Sequence[str]) -> str:
 def rename_wishes(pod: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
     """Move wishes from an ancestor's domain to the canonical one."""
     noted = pod.metadata.noted
-    for key, canonical in config.scheme.renamed.items():
+    for key, canonical in config.scheme.canonical_keys.items():
         if key in noted:
             draft.annotate(key, None)
             if canonical not in noted:

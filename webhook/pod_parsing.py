@@ -57,7 +57,7 @@ def parse_pod(pod: Pod, config: AdmissionConfig, policy: NamespacePolicy) -> Par
         written = encode_limits(limits)
     else:
         # The limit may be one that we injected ourselves in an earlier call: then nobody wished for it.
-        unasked = PodOptions(None, options.models, options.avoided)
+        unasked = PodOptions(None, options.models, options.avoided_models)
         limits = limits_of(request, unasked, policy.core_limit, scheme.unit_mib)
         written = encode_limits(limits)
         is_default = present == written and common_core_limit(limits) == options.core_limit
@@ -72,7 +72,7 @@ def parse_pod(pod: Pod, config: AdmissionConfig, policy: NamespacePolicy) -> Par
 
 def largest_fraction(request: PodRequest) -> int:
     """Give the least that a core limit can be."""
-    return max([each.share.cores for each in request.containers if not each.share.cards], default=1)
+    return max([each.share.cores for each in request.containers if not each.share.whole_cards], default=1)
 
 
 def is_injected(present: str, core_limit: str | None) -> bool:
@@ -92,7 +92,7 @@ def check_burst(
     if options.core_limit is None:
         return []
     least = largest_fraction(request)
-    if all(each.share.cards for each in request.containers):
+    if all(each.share.whole_cards for each in request.containers):
         return []
     most = max(policy.core_limit.max, least)
     if least <= options.core_limit <= most:

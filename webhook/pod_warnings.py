@@ -20,7 +20,7 @@ def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig) -> list[s
     if not parsed.request.is_gpu:
         return []
     told = [memory_warning(each, config) for each in parsed.request.containers]
-    if parsed.options.core_limit is not None and all(each.share.cards for each in parsed.request.containers):
+    if parsed.options.core_limit is not None and all(each.share.whole_cards for each in parsed.request.containers):
         told.append(
             f"metadata.annotations[{config.names.core_limit}] has no effect: whole cards are used without limit"
         )
@@ -36,10 +36,10 @@ def memory_warning(each: ContainerRequest, config: AdmissionConfig) -> str:
     """Say what is odd about an amount of memory, if anything is."""
     unit, share = config.scheme.unit_mib, each.share
     asked_mib = share.memory_units * unit
-    if share.cards:
+    if share.whole_cards:
         odd = f"whole cards come with all of their memory; {asked_mib} MiB is only the least they must have"
-        return f"container {printable(each.name)}: {odd}" if share.memory_units > share.cards else ""
-    if share.follows or LITTLE_MIB <= asked_mib <= MUCH_MIB:
+        return f"container {printable(each.name)}: {odd}" if share.memory_units > share.whole_cards else ""
+    if share.memory_follows_cores or LITTLE_MIB <= asked_mib <= MUCH_MIB:
         return ""
     than = "less than CUDA itself takes" if asked_mib < LITTLE_MIB else "more than any card has"
     counted = f"1 of {config.names.memory} is {unit} MiB"

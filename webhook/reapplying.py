@@ -11,7 +11,7 @@ import msgspec
 
 from vcuda.decision import Code, Reason, printable
 from vcuda.decoding import decoder_for
-from vcuda.names import ANCESTOR_POOL_LABELS, LAST_APPLIED, SCHEDULER
+from vcuda.names import ANCESTOR_POOL_LABELS, LAST_APPLIED_ANNOTATION, SCHEDULER
 from vcuda.pod import Container, ResourceList, Resources
 from vcuda.pod_options import read_pod_options
 from vcuda.request import ContainerRequest, Role, parse_request, read_container
@@ -106,14 +106,14 @@ def means_the_same(written: ResourceList, key: str, before: ContainerRequest | N
         return False
     keys = config.scheme.by_key[key].keys
     alone = Container(before.name, Resources(limits={k: v for k, v in written.items() if k in keys}))
-    follows = before.share.follows and config.names.core in keys
-    again, _ = read_container(alone, "", Role.APP, config.scheme, follows=follows)
+    follows = before.share.memory_follows_cores and config.names.core in keys
+    again, _ = read_container(alone, "", Role.APP, config.scheme, memory_follows_cores=follows)
     return again is not None and measured(again) == measured(before)
 
 
 def measured(request: ContainerRequest) -> tuple[int, int, bool]:
     """Give what counts of a share, tokens included."""
-    return request.share.cores, request.share.memory_count, request.share.follows
+    return request.share.cores, request.share.memory_count, request.share.memory_follows_cores
 
 
 def request_frozen(field: str, value: str | float) -> Reason:
@@ -152,7 +152,7 @@ def canonical_wishes(annotations: Mapping[str, str], config: AdmissionConfig) ->
 def manifest_of(annotations: Mapping[str, str]) -> dict[str, str]:
     """Give the annotations that the manifest itself had, as `kubectl apply` remembers it."""
     try:
-        return decoder_for(Manifest).decode(annotations.get(LAST_APPLIED, "{}")).metadata.annotations or {}
+        return decoder_for(Manifest).decode(annotations.get(LAST_APPLIED_ANNOTATION, "{}")).metadata.annotations or {}
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return {}
 

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Iterable
 from typing import Any
 
-from vcuda.names import ANCESTOR_OWNED, API_GROUP, APP, APP_LABEL, WEBHOOK_CONFIGURATION
+from vcuda.names import ANCESTOR_ANNOTATIONS, API_GROUP, APP, APP_LABEL, WEBHOOK_CONFIGURATION
 from vcuda.workload_kinds import CRON_JOB_TEMPLATE, TEMPLATE, WORKLOAD_KINDS
 from webhook.admission_config import KUBE_SCHEDULER, AdmissionConfig
 from webhook.quota_policy import elsewhere, is_quota, quota_policy_objects
@@ -145,7 +145,7 @@ def speaks(config: AdmissionConfig, spec: str, metadata: str) -> dict[str, str]:
 
 def owned(config: AdmissionConfig) -> list[str]:
     """List the annotations that make a pod without GPUs our business: each would make it look like one with them."""
-    marks = [f"{key}0" if key.endswith("-") else key for key in ANCESTOR_OWNED]
+    marks = [f"{key}0" if key.endswith("-") else key for key in ANCESTOR_ANNOTATIONS]
     first = [f"{names.domain}/{mark}" for names in config.scheme.all_names for mark in marks]
     return [config.names.limits, config.names.placement, *first]
 

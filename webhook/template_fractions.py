@@ -11,8 +11,8 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from vcuda.pod import Container, ResourceList, Resources
-from vcuda.quantity import QuantityError, parse
-from vcuda.request import TOKEN, Role, read_container
+from vcuda.quantity import QuantityError, parse_quantity
+from vcuda.request import TOKEN_MEMORY_UNITS, Role, read_container
 from vcuda.vocabulary import Share
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of, is_count
@@ -72,7 +72,7 @@ def rewrite_fractions(
 
 def record_of(metadata: Metadata | None, config: AdmissionConfig) -> dict[str, int]:
     """Read which containers were rewritten before, and to how many cores."""
-    text = (metadata.noted if metadata else {}).get(config.names.rewritten, "")
+    text = (metadata.noted if metadata else {}).get(config.names.cards_rewritten, "")
     return {found["name"]: int(found["cores"]) for found in RECORD.finditer(text)}
 
 
@@ -88,7 +88,7 @@ def ours_of(container: AdmittedContainer, config: AdmissionConfig) -> ContainerA
 
 def is_leftover(amounts: ContainerAmounts, cores: int, config: AdmissionConfig) -> bool:
     """Tell whether canonical amounts are those that were put in."""
-    wanted = {config.names.core: str(cores), config.names.memory: str(TOKEN)}
+    wanted = {config.names.core: str(cores), config.names.memory: str(TOKEN_MEMORY_UNITS)}
     return all(key in amounts.limits and is_count(amounts.limits[key], value) for key, value in wanted.items())
 
 
@@ -101,7 +101,7 @@ def speaks_otherwise(amounts: ContainerAmounts, config: AdmissionConfig) -> bool
 def is_zero(amount: str | float) -> bool:
     """Tell whether an amount counts as absent."""
     try:
-        return parse(amount).nanos == 0
+        return parse_quantity(amount).nanos == 0
     except QuantityError:
         return False
 
@@ -121,14 +121,14 @@ def part_of_card(amounts: ContainerAmounts, name: str, config: AdmissionConfig) 
     if not any(map(is_fraction, parts)) or any(set(part) - {key} for part in amounts.parts):
         return None
     alone = Container(name, Resources(amounts.limits, amounts.requests))
-    found, _ = read_container(alone, "", Role.APP, config.scheme, follows=False)
+    found, _ = read_container(alone, "", Role.APP, config.scheme, memory_follows_cores=False)
     return found.share if found else None
 
 
 def is_fraction(amount: str | float) -> bool:
     """Tell whether an amount is no whole number, which Kubernetes allows for no resource of this sort."""
     try:
-        return not parse(amount).is_whole
+        return not parse_quantity(amount).is_whole
     except QuantityError:
         return False
 
@@ -136,7 +136,7 @@ def is_fraction(amount: str | float) -> bool:
 def may_follow(amounts: ContainerAmounts, config: AdmissionConfig) -> bool:
     """Tell whether memory can follow the cores here: there are some, and no memory but perhaps a token."""
     memory = amounts.limits.get(config.names.memory)
-    return config.names.core in amounts.limits and (memory is None or is_count(memory, str(TOKEN)))
+    return config.names.core in amounts.limits and (memory is None or is_count(memory, str(TOKEN_MEMORY_UNITS)))
 
 
 def write(
@@ -180,4 +180,4 @@ def annotate(
     gone = set(recorded) - set(now) - set(following)
     names = [*(name for name in present if name not in gone), *(name for name in now if name not in present)]
     draft.annotate(config.names.memory_follows_core, ",".join(names) or None)
-    draft.annotate(config.names.rewritten, ",".join(f"{name}={cores}" for name, cores in now.items()) or None)
+    draft.annotate(config.names.cards_rewritten, ",".join(f"{name}={cores}" for name, cores in now.items()) or None)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vcuda.decision import Code, Decision, Reason, printable
-from vcuda.names import MIRROR, NO_DEVICES, SCHEDULER, VISIBLE_DEVICES
+from vcuda.names import MIRROR_ANNOTATION, NO_DEVICES, SCHEDULER, VISIBLE_DEVICES
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import PodSpec, Resources
 from vcuda.pod_options import annotation_field
@@ -39,7 +39,7 @@ def check_created(
     pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, user: User
 ) -> Decision:
     """Check a pod that is to be created."""
-    if MIRROR in pod.metadata.noted:
+    if MIRROR_ANNOTATION in pod.metadata.noted:
         return check_mirror(pod, parsed, config, user)
     reasons = pod_mistakes(pod, parsed, config, policy)
     if not reasons:
@@ -117,8 +117,8 @@ def check_mirror(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, user: Use
         (
             Reason(
                 code=Code.MIRROR_FORGED,
-                field=annotation_field(MIRROR),
-                value=printable(pod.metadata.noted[MIRROR]),
+                field=annotation_field(MIRROR_ANNOTATION),
+                value=printable(pod.metadata.noted[MIRROR_ANNOTATION]),
                 message=f"only the kubelet of node {printable(node) or 'spec.nodeName'} may create a mirror pod",
                 remedy="remove the annotation",
             ),
@@ -155,7 +155,7 @@ def check_updated(new: Pod, old: Pod, config: AdmissionConfig, user: User) -> De
     return Decision(
         tuple(
             [annotation_owned(key, now, before) for key in owned]
-            + [annotation_frozen(key, now, before, config.scheme.renamed.get(key, key)) for key in frozen]
+            + [annotation_frozen(key, now, before, config.scheme.canonical_keys.get(key, key)) for key in frozen]
         )
     )
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from vcuda.charging import PodDemand, QuotaUsage, count_fitting, fit_charge
 from vcuda.decision import BadRequest, Code, Decision, Reason, printable
-from vcuda.names import LAST_APPLIED
+from vcuda.names import LAST_APPLIED_ANNOTATION
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod_options import PodOptions
 from vcuda.workload_kinds import BY_GROUP_KIND, CRON_JOB_TEMPLATE
@@ -74,7 +74,7 @@ def rewrite_workload_fractions(
 def applied(metadata: Metadata, request: Request) -> Template | None:
     """Give the template that `kubectl apply` remembers to have applied, if it can be read."""
     try:
-        return read_workload(Raw(metadata.noted[LAST_APPLIED].encode()), request, "manifest").decoded()
+        return read_workload(Raw(metadata.noted[LAST_APPLIED_ANNOTATION].encode()), request, "manifest").decoded()
     except (KeyError, BadRequest):
         return None
 

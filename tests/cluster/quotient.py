@@ -15,7 +15,7 @@ from tests.cluster.real import ClusterError, RealCluster
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
-REFUSED = "neither a part of one GPU"
+REFUSED = "a multiple of 100 (whole GPUs)"
 IMAGE = "quotient.test/quotient:0.1.0"
 SYSTEM = Configuration().system_namespace
 # Without kube-proxy pods reach the API server by its own address alone; and nobody here should wait for long.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.cluster.real import RealCluster
 from tests.vcuda.quantities import written_quantities
-from vcuda.quantity import canonical, parse
+from vcuda.quantity import format_quantity, parse_quantity
 
 BATCH = 50
 PER_DEVICE = 25
@@ -42,10 +42,10 @@ def as_the_server_writes(real: RealCluster, written: list[str]) -> list[str]:
 
 def check(real: RealCluster, written: list[str]) -> None:
     for text, answered in zip(written, as_the_server_writes(real, written), strict=True):
-        ours = parse(text)
-        assert parse(answered).nanos == ours.nanos, (text, answered)
+        ours = parse_quantity(text)
+        assert parse_quantity(answered).nanos == ours.nanos, (text, answered)
         # Some texts come back as they were typed, such as "1E3", "+5" or "1.n"; what is rewritten is canonical.
-        assert answered in (text, canonical(ours)), text
+        assert answered in (text, format_quantity(ours)), text
 
 
 batches = st.lists(written_quantities(signs=("", "+")), min_size=BATCH, max_size=BATCH)

@@ -92,7 +92,7 @@ def test_refusals_have_code_field_value_message_and_remedy() -> None:
         "code": "CoreInvalid",
         "field": f"spec.containers[0].resources.limits[{CORE}]",
         "value": "150",
-        "message": "neither a part of one GPU (1 to 99) nor whole GPUs (multiples of 100)",
+        "message": "must be 1 to 99 (part of one GPU) or a multiple of 100 (whole GPUs)",
         "remedy": "ask for 100 or 200",
     }
     assert result["reasons"][1]["code"] == "NodeChosen"
@@ -127,7 +127,7 @@ def test_yaml_output_is_the_documents_as_they_would_be_stored() -> None:
     ("arguments", "stdin", "expected"),
     [
         (("admit", "/none.yaml"), None, "/none.yaml: cannot be read"),
-        (("admit", "-"), "a: {", "not YAML"),
+        (("admit", "-"), "a: {", "invalid YAML"),
         (("admit", "-"), "", "no document in it"),
         (("admit", "-"), "- 1", "is not a Kubernetes object"),
         (("admit",), None, "FILE"),
@@ -290,8 +290,8 @@ def test_lint_writes_one_json_finding_per_line() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "expected"),
     [
-        ("a: {\n", 2, "not YAML"),
-        ("kind: Pod\nkind: Pod\n", 2, "a second time"),
+        ("a: {\n", 2, "invalid YAML"),
+        ("kind: Pod\nkind: Pod\n", 2, "duplicate key 'kind'; remove one"),
         ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: is missing, or not a mapping"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: {a: b}\n",

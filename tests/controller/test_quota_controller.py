@@ -20,9 +20,9 @@ from vcuda.ledger import Ledger, LedgerState, decode_ledger
 from vcuda.names import (
     CATALOGUE,
     CATALOGUE_KEY,
-    KNOWN_LEDGERS,
     LEDGER_KEY,
     LEDGER_PREFIX,
+    LEDGER_REGISTRY,
     QUOTA_STATUS,
     STATUS_KEY,
     Names,
@@ -250,7 +250,7 @@ def test_a_namespace_that_is_gone_leaves_nothing(world: World) -> None:
     world.cluster.delete(NAMESPACES, TEAM)
     eventually(lambda: world.taken("A100") == -1, "the ledger to go")
     eventually(
-        lambda: TEAM not in str(world.cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM).data), "it to be forgotten"
+        lambda: TEAM not in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "it to be forgotten"
     )
 
 
@@ -316,13 +316,13 @@ def test_without_the_list_of_ledgers_a_missing_one_counts_as_lost(world: World, 
     eventually(lambda: LEDGER_PREFIX + "other" in names_in(world), "the other quota")
     world.stop()
     if harm == "deleted":
-        world.cluster.delete(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM)
+        world.cluster.delete(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM)
     else:
-        world.cluster.patch(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM, {"data": {"namespaces": "["}})
+        world.cluster.patch(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM, {"data": {"namespaces": "["}})
     world.cluster.delete(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
     world.start()
     eventually(lambda: world.taken("A100") == 0 and world.ledger().state is LedgerState.CLOSED, "a closed ledger")
-    eventually(lambda: "other" in str(world.cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM).data), "the list")
+    eventually(lambda: "other" in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "the list")
 
 
 def test_a_standby_remembers_nothing(world: World) -> None:

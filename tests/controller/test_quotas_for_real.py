@@ -22,7 +22,7 @@ from tests.running import flags
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES, gpu, pod, workload
 from vcuda.ledger import LedgerState
-from vcuda.names import KNOWN_LEDGERS, LEDGER_PREFIX
+from vcuda.names import LEDGER_PREFIX, LEDGER_REGISTRY
 
 pytestmark = pytest.mark.kubernetes
 
@@ -134,7 +134,7 @@ def test_a_namespace_leaves_nothing_behind(held: Held) -> None:
         try:
             held.ledger(namespace)
         except NotFound:
-            known = held.cluster.get(CONFIG_MAPS, KNOWN_LEDGERS, SYSTEM).data["namespaces"]
+            known = held.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data["namespaces"]
             return namespace not in known
         return False
 

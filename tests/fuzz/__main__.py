@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing with atheris: `make fuzz`, or `python -m tests.fuzz TARGET [-runs=N] [libFuzzer options]`.
 
 Targets: `review` (bytes to both routes), `object` (a pod of random shape to both routes), `quantity`. The property is
-the same for all: a decision or the caller's fault; never a fault of ours, never an exception.
+the same for all: a decision or a client error; never a server error, never an exception.
 """
 
 import json
@@ -15,10 +15,10 @@ with atheris.instrument_imports(include=["vcuda", "webhook"]):
     from tests.webhook.pods import CORE, container, gpu, pod
     from tests.webhook.reviews import caller, review
     from vcuda.namespace_policy import NamespacePolicy
-    from vcuda.quantity import QuantityError, canonical, parse
+    from vcuda.quantity import QuantityError, format_quantity, parse_quantity
 
 API = caller("short", policy=NamespacePolicy(pools=("p",)))
-FINE = (200, 400)
+EXPECTED_STATUS = (200, 400)
 KEYS = [
     CORE,
     "inspur.com/vcuda-memory",
@@ -27,63 +27,67 @@ KEYS = [
     "nano-gpu/gpu-percent",
     "k8s.amazonaws.com/vgpu",
 ]
-NOTES = [
+ANNOTATIONS = [
     "inspur.com/vcuda-limits",
     "inspur.com/vcuda-core-limit",
     "tencent.com/use-gputype",
     "inspur.com/memory-follows-core",
 ]
-RIGHT = json.dumps(review(pod(gpu()))).encode()
+VALID_REVIEW = json.dumps(review(pod(gpu()))).encode()
 
 
 def fuzz_review(data: bytes) -> None:
-    """Send bytes, alone or in the middle of a right review."""
-    place = len(RIGHT) * (data[0] if data else 0) // 256
-    for sent in (data, RIGHT[:place] + data[1:] + RIGHT[place + len(data) :]):
+    """Send bytes, alone or in the middle of a valid review."""
+    offset = len(VALID_REVIEW) * (data[0] if data else 0) // 256
+    for body in (data, VALID_REVIEW[:offset] + data[1:] + VALID_REVIEW[offset + len(data) :]):
         for route in ("mutate", "validate"):
-            reply = API.send(route, sent)
-            assert reply.status in FINE, (reply, sent)
+            reply = API.send(route, body)
+            assert reply.status in EXPECTED_STATUS, (reply, body)
 
 
 def fuzz_object(data: bytes) -> None:
-    """Send a pod whose amounts, annotations and variables are random texts."""
-    take = atheris.FuzzedDataProvider(data)
+    """Send a pod whose amounts, annotations and environment variables are random texts."""
+    provider = atheris.FuzzedDataProvider(data)
 
     def text() -> str:
-        found: str = take.ConsumeUnicodeNoSurrogates(12)
-        return found
+        drawn: str = provider.ConsumeUnicodeNoSurrogates(12)
+        return drawn
 
-    def some() -> dict[str, Any]:
+    def random_container() -> dict[str, Any]:
         return container(
             text(),
-            {KEYS[take.ConsumeIntInRange(0, len(KEYS) - 1)]: text() for _ in range(take.ConsumeIntInRange(0, 3))},
-            env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": text()}] if take.ConsumeBool() else None,
+            {
+                KEYS[provider.ConsumeIntInRange(0, len(KEYS) - 1)]: text()
+                for _ in range(provider.ConsumeIntInRange(0, 3))
+            },
+            env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": text()}] if provider.ConsumeBool() else None,
         )
 
-    made = pod(
-        *(some() for _ in range(take.ConsumeIntInRange(1, 3))),
+    sent = pod(
+        *(random_container() for _ in range(provider.ConsumeIntInRange(1, 3))),
         annotations={
-            NOTES[take.ConsumeIntInRange(0, len(NOTES) - 1)]: text() for _ in range(take.ConsumeIntInRange(0, 3))
+            ANNOTATIONS[provider.ConsumeIntInRange(0, len(ANNOTATIONS) - 1)]: text()
+            for _ in range(provider.ConsumeIntInRange(0, 3))
         },
         schedulerName=text(),
     )
-    answer = API.mutate(made)
-    assert answer.status in FINE
-    if answer.status == FINE[0] and answer.patch:
-        after = answer.patched()
-        assert API.mutate(after).patch == [], made
-        assert API.mutate(after, "UPDATE", made).status in FINE
-        assert API.validate(after).status in FINE
+    answer = API.mutate(sent)
+    assert answer.status in EXPECTED_STATUS
+    if answer.status == EXPECTED_STATUS[0] and answer.patch:
+        patched = answer.patched()
+        assert API.mutate(patched).patch == [], sent
+        assert API.mutate(patched, "UPDATE", sent).status in EXPECTED_STATUS
+        assert API.validate(patched).status in EXPECTED_STATUS
 
 
 def fuzz_quantity(data: bytes) -> None:
-    """Read a text, and what is written of it again."""
+    """Parse a text, format the quantity and parse it again."""
     text = data.decode(errors="replace")
     try:
-        found = parse(text)
+        quantity = parse_quantity(text)
     except QuantityError:
         return
-    assert parse(canonical(found)).nanos == found.nanos, text
+    assert parse_quantity(format_quantity(quantity)).nanos == quantity.nanos, text
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -76,13 +76,13 @@ WRONG_FILES = {
         "apiVersion: 'quotient.dev/v9' is not known here; write apiVersion: quotient.dev/v1",
     ),
     "no version": ("domain: inspur.com\n", "apiVersion: None is not known here; write apiVersion: quotient.dev/v1"),
-    "a key twice": (HEAD + "domain: a.org\ndomain: b.org\n", "line 4: 'domain' stands here a second time"),
-    "a key that is no text": (HEAD + "1: x\n", "line 3: the key 1 is not text"),
+    "a key twice": (HEAD + "domain: a.org\ndomain: b.org\n", "line 4: duplicate key 'domain'; remove one"),
+    "a key that is not a string": (HEAD + "1: x\n", "line 3: the key 1 is not a string; write it in quotes"),
     "two documents": (HEAD + "---\n" + HEAD, "holds 2 documents"),
     "nothing": ("", "holds 0 documents"),
     "a list": ("- a\n", "holds 1 documents"),
-    "broken YAML": (HEAD + "log: {level: info\n", "line 4, column 1: not YAML"),
-    "a tag that would run code": (HEAD + "domain: !!python/object/apply:os.system [true]\n", "not YAML"),
+    "broken YAML": (HEAD + "log: {level: info\n", "line 4, column 1: invalid YAML"),
+    "a tag that would run code": (HEAD + "domain: !!python/object/apply:os.system [true]\n", "invalid YAML"),
 }
 
 

@@ -14,29 +14,29 @@ NAMES = Names()
 CORE, MEMORY, CARDS = NAMES.core, NAMES.memory, NAMES.cards
 
 
-def container(name: str = "c0", **kinds: dict[str, Any]) -> dict[str, Any]:
-    """Make a container with `limits` and `requests` as given; `always=True` makes it a sidecar."""
-    return {"name": name, "resources": kinds}
+def container(name: str = "c0", **resources: dict[str, Any]) -> dict[str, Any]:
+    """Build a container with these `limits` and `requests`."""
+    return {"name": name, "resources": resources}
 
 
-def asking(name: str = "c0", **amounts: Any) -> dict[str, Any]:
-    """Make a container that asks in the canonical vocabulary: core, memory, cards."""
+def gpu_container(name: str = "c0", **amounts: Any) -> dict[str, Any]:
+    """Build a container with limits in our own resources: core, memory, cards."""
     keys = {"core": CORE, "memory": MEMORY, "cards": CARDS}
     return container(name, limits={keys[key]: amount for key, amount in amounts.items()})
 
 
-def sidecar(made: dict[str, Any]) -> dict[str, Any]:
-    """Make an init container that keeps running."""
-    return {**made, "restartPolicy": "Always"}
+def sidecar(container: dict[str, Any]) -> dict[str, Any]:
+    """Make an init container a sidecar."""
+    return {**container, "restartPolicy": "Always"}
 
 
-def read(
+def parse_pod(
     *containers: dict[str, Any],
     init: list[dict[str, Any]] | None = None,
     annotations: dict[str, str] | None = None,
-    dialects: VocabularyOptions | None = None,
+    vocabulary_options: VocabularyOptions | None = None,
     unit_mib: int = 256,
 ) -> ParsedRequest:
-    """Read a pod made of these containers."""
+    """Parse the request of a pod with these containers."""
     spec = msgspec.convert({"containers": list(containers), "initContainers": init or []}, PodSpec)
-    return parse_request(spec, annotations or {}, build_scheme(NAMES, unit_mib, dialects))
+    return parse_request(spec, annotations or {}, build_scheme(NAMES, unit_mib, vocabulary_options))

@@ -1,14 +1,13 @@
-"""Quantities as people and programs write them, for property tests."""
+"""Quantities as users and programs write them, for property tests."""
 
 from hypothesis import strategies as st
 
-from vcuda.quantity import BINARY, DECIMAL, QuantityError, parse
+from vcuda.quantity import BINARY, DECIMAL, QuantityError, parse_quantity
 
 
 def is_quantity(text: str) -> bool:
-    """Leave out what is too large to count."""
     try:
-        parse(text)
+        parse_quantity(text)
     except QuantityError:
         return False
     return True
@@ -16,7 +15,7 @@ def is_quantity(text: str) -> bool:
 
 @st.composite
 def written_quantities(draw: st.DrawFn, *, signs: tuple[str, ...] = ("", "-", "+")) -> str:
-    """Draw a quantity of any family, with leading zeros, dots in odd places, and exponents."""
+    """Draw a valid quantity of any family, with leading zeros, dots in unusual places, and exponents."""
     whole = (
         draw(st.integers(0, 10**12).map(str))
         if draw(st.booleans())
@@ -32,4 +31,5 @@ def written_quantities(draw: st.DrawFn, *, signs: tuple[str, ...] = ("", "-", "+
     if not whole and not part:
         whole = "1"
     text = draw(st.sampled_from(signs)) + whole + ("" if part is None else f".{part}") + suffix
+    # Some drawn amounts are larger than the maximum.
     return text if is_quantity(text) else "1"

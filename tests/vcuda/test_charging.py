@@ -112,10 +112,10 @@ ORDERS = {
         PodOptions(),
         ["T4", "A100-SXM4-80GB", "A100-SXM4-40GB"],
     ),
-    "what is excluded is not tried": ((), PodOptions(avoided=("A100",)), ["T4"]),
+    "what is excluded is not tried": ((), PodOptions(avoided_models=("A100",)), ["T4"]),
     "a product can be excluded alone": (
         (),
-        PodOptions(models=("A100",), avoided=("A100-SXM4-80GB",)),
+        PodOptions(models=("A100",), avoided_models=("A100-SXM4-80GB",)),
         ["A100-SXM4-40GB"],
     ),
 }
@@ -180,7 +180,7 @@ def test_a_model_that_is_not_granted_is_refused_with_those_that_are() -> None:
 def test_excluding_everything_that_is_granted_is_told() -> None:
     """Not as a quota that is exceeded."""
     usage = QuotaUsage([quota("types: {A100: {cores: 1}}")])
-    (reason,) = fit_charge(usage, needs(1), PodOptions(avoided=("A100",)), {}).reasons
+    (reason,) = fit_charge(usage, needs(1), PodOptions(avoided_models=("A100",)), {}).reasons
     assert "nouse-gputype" in reason.message
 
 

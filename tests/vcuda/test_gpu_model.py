@@ -1,4 +1,4 @@
-"""GPU models: one reading for the driver's names, labels, quotas and people's habits."""
+"""GPU models: the names of drivers, node labels, quotas and users are parsed in the same way."""
 
 import re
 
@@ -46,7 +46,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize(("nvml", "expected"), PRODUCTS.items())
 def test_a_driver_name_gives_label_model_family_and_slice(nvml: str, expected: tuple[str, str, str, str]) -> None:
-    """The table of the design, and names seen in the field."""
+    """A new GPU is a line in this table."""
     label, name, family, profile = expected
     assert product_label(nvml) == label
     assert parse_model(nvml) == GpuModel(name, family, profile)
@@ -54,7 +54,7 @@ def test_a_driver_name_gives_label_model_family_and_slice(nvml: str, expected: t
 
 @pytest.mark.parametrize("nvml", PRODUCTS)
 def test_a_label_names_the_same_model_as_the_driver(nvml: str) -> None:
-    """Nodes labelled by GPU feature discovery and our own inventory agree."""
+    """Node labels of GPU feature discovery and the node plugin's inventory agree."""
     assert parse_model(product_label(nvml)) == parse_model(nvml)
 
 
@@ -84,26 +84,26 @@ NOT_MATCHING = [
 
 @pytest.mark.parametrize(("pattern", "nvml"), MATCHING)
 def test_a_family_or_words_of_a_product_match_it(pattern: str, nvml: str) -> None:
-    """Token by token, without regard to case and brand."""
+    """Word by word, ignoring case and brand."""
     assert matches(pattern, parse_model(nvml))
 
 
 @pytest.mark.parametrize(("pattern", "nvml"), NOT_MATCHING)
 def test_parts_of_words_and_of_families_match_nothing(pattern: str, nvml: str) -> None:
-    """`a10` is not an A100, and `RTX` names no card."""
+    """`a10` is not an A100, and `RTX` is not a card."""
     assert not matches(pattern, parse_model(nvml))
 
 
 @pytest.mark.parametrize("name", ["", "  ", "NVIDIA", "---", "Tesla-"])
-def test_a_name_without_a_model_is_refused(name: str) -> None:
-    """A brand alone is no model."""
-    with pytest.raises(ValueError, match="names no GPU model"):
+def test_a_name_without_a_model_is_rejected(name: str) -> None:
+    """A brand alone is not a model."""
+    with pytest.raises(ValueError, match="does not name a GPU model: write one such as A100, T4 or RTX-3090"):
         parse_model(name)
 
 
 @given(st.sampled_from(list(PRODUCTS)))
 def test_every_model_matches_itself_and_its_family(nvml: str) -> None:
-    """What Quotient publishes can be written into a quota as it stands."""
+    """The names that Quotient shows can be used in a quota unchanged."""
     model = parse_model(nvml)
     assert matches(model.name, model)
     assert matches(model.family, model)
@@ -112,11 +112,11 @@ def test_every_model_matches_itself_and_its_family(nvml: str) -> None:
 
 @given(st.text(max_size=100))
 def test_a_product_label_is_a_label(name: str) -> None:
-    """Whatever a driver calls its card, Kubernetes takes the value."""
+    """Kubernetes accepts the value, whatever name the driver reports."""
     assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", product_label(name))
 
 
 @given(st.text(max_size=60), st.sampled_from(list(PRODUCTS)))
 def test_any_text_can_be_a_pattern(pattern: str, nvml: str) -> None:
-    """A tenant's annotation never raises; at worst it matches nothing."""
+    """A user's annotation never raises; at worst it matches nothing."""
     matches(pattern, parse_model(nvml))

@@ -1,11 +1,11 @@
-"""Memory: units, bytes, and telling one from the other as the API server writes them."""
+"""Memory: units and bytes, distinguished by the size of the amount as the API server writes it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vcuda.memory_units import requested_mib, units_for
-from vcuda.quantity import QuantityError, canonical, parse
+from vcuda.quantity import QuantityError, format_quantity, parse_quantity
 
 MIB_OF = {
     "1": 256,
@@ -25,9 +25,9 @@ MIB_OF = {
 
 
 @pytest.mark.parametrize(("written", "mib"), MIB_OF.items())
-def test_suffixes_of_bytes_are_bytes_and_all_else_counts_units(written: str, mib: int) -> None:
+def test_amounts_with_a_suffix_of_bytes_are_bytes_and_others_count_units(written: str, mib: int) -> None:
     """1k is a thousand units; Ki, Mi, Gi and M, G, T are bytes, rounded up to MiB."""
-    assert requested_mib(parse(written), 256) == mib
+    assert requested_mib(parse_quantity(written), 256) == mib
 
 
 LARGE = {
@@ -44,27 +44,24 @@ LARGE = {
 
 
 @pytest.mark.parametrize(("written", "mib"), LARGE.items())
-def test_what_no_count_reaches_is_bytes_however_it_is_spelt(written: tuple[str, int], mib: int) -> None:
-    """Neighbouring amounts are never read a thousandfold apart; units of 1 MiB count further."""
+def test_an_amount_too_large_for_a_count_is_bytes_in_any_notation(written: tuple[str, int], mib: int) -> None:
+    """Similar amounts are never read a thousandfold apart; with units of 1 MiB larger counts are possible."""
     text, unit = written
-    assert requested_mib(parse(text), unit) == mib
+    assert requested_mib(parse_quantity(text), unit) == mib
 
 
 @pytest.mark.parametrize("written", ["-1", "-8Gi", "300m", "0.5"])
-def test_memory_that_cannot_be_is_refused(written: str) -> None:
-    """Neither less than nothing nor part of a unit."""
+def test_negative_amounts_and_parts_of_a_unit_are_rejected(written: str) -> None:
     with pytest.raises(QuantityError):
-        requested_mib(parse(written), 256)
+        requested_mib(parse_quantity(written), 256)
 
 
 @given(st.integers(0, 10**15), st.sampled_from([1, 128, 256, 1000]))
-def test_the_answer_does_not_depend_on_the_spelling(count: int, unit: int) -> None:
-    """What the API server makes of a plain number means the same as the number."""
-    quantity = parse(str(count))
-    assert requested_mib(parse(canonical(quantity)), unit) == requested_mib(quantity, unit)
+def test_the_notation_of_the_api_server_means_the_same_as_the_number(count: int, unit: int) -> None:
+    quantity = parse_quantity(str(count))
+    assert requested_mib(parse_quantity(format_quantity(quantity)), unit) == requested_mib(quantity, unit)
 
 
 @given(st.integers(0, 10**9), st.integers(1, 4096))
-def test_units_hold_what_they_are_for_and_no_unit_is_wasted(mib: int, unit: int) -> None:
-    """Rounded up, by less than one unit."""
+def test_units_are_rounded_up_by_less_than_one_unit(mib: int, unit: int) -> None:
     assert 0 <= units_for(mib, unit) * unit - mib < unit

@@ -72,7 +72,7 @@ def cards(count: int, links: Links | None = None, numa: Sequence[int] = ()) -> l
 
 def app(name: str, cores: int, units: int = 1, role: Role = Role.APP, *, follows: bool = False) -> ContainerRequest:
     """A container; it asks for one unit of memory unless it says otherwise."""
-    return ContainerRequest(name, role, Share(cores, 0 if follows else units, follows=follows), "")
+    return ContainerRequest(name, role, Share(cores, 0 if follows else units, memory_follows_cores=follows), "")
 
 
 def init(name: str, cores: int, units: int = 1) -> ContainerRequest:
@@ -141,7 +141,9 @@ def takes(container: ContainerRequest, card_mib: int) -> Asked:
     share = container.share
     if share.cores >= WHOLE:
         return Asked(WHOLE, card_mib)
-    return Asked(share.cores, share.cores * card_mib // WHOLE if share.follows else share.memory_units * UNIT_MIB)
+    return Asked(
+        share.cores, share.cores * card_mib // WHOLE if share.memory_follows_cores else share.memory_units * UNIT_MIB
+    )
 
 
 def fits(request: PodRequest, chosen: Mapping[str, Sequence[str]], rooms: Sequence[GpuAvailability]) -> bool:
@@ -458,9 +460,9 @@ def test_all_cards_of_a_pod_are_of_one_model() -> None:
 WISHED = {
     "nothing wished, the model with least room": (PodOptions(), [2]),
     "a model is wished": (PodOptions(models=("A100",)), [0]),
-    "a model is avoided": (PodOptions(avoided=("T4",)), [0]),
+    "a model is avoided": (PodOptions(avoided_models=("T4",)), [0]),
     "several models are wished": (PodOptions(models=("T4", "A100")), [2]),
-    "one is wished and its product avoided": (PodOptions(models=("A100", "T4"), avoided=("T4",)), [0]),
+    "one is wished and its product avoided": (PodOptions(models=("A100", "T4"), avoided_models=("T4",)), [0]),
 }
 
 
@@ -473,7 +475,7 @@ def test_wishes_decide_which_models_are_used(options: PodOptions, expected: list
     assert obeyed(pod(app("a", 10)), placed, rooms, options) == ""
 
 
-@given(pods(), nodes(), st.sampled_from([PodOptions(models=("T4",)), PodOptions(avoided=("A100",))]))
+@given(pods(), nodes(), st.sampled_from([PodOptions(models=("T4",)), PodOptions(avoided_models=("A100",))]))
 def test_no_pod_gets_a_model_that_it_may_not_use(
     request_: PodRequest, rooms: list[GpuAvailability], options: PodOptions
 ) -> None:
@@ -491,7 +493,7 @@ def test_a_node_without_cards_that_a_pod_may_use_says_so() -> None:
     with pytest.raises(InsufficientGpus, match="no card of H100, L4"):
         put(pod(app("a", 10)), [room(0)], PodOptions(models=("H100", "L4")))
     with pytest.raises(InsufficientGpus, match="no card of any model but A100"):
-        put(pod(app("a", 10)), [room(0)], PodOptions(avoided=("A100",)))
+        put(pod(app("a", 10)), [room(0)], PodOptions(avoided_models=("A100",)))
     with pytest.raises(InsufficientGpus, match=r"this node has no card$"):
         put(pod(app("a", 10)), [])
 
@@ -750,5 +752,5 @@ def test_a_placement_that_cannot_be_obeyed_is_named(
 def test_a_placement_on_a_model_that_the_pod_may_not_use_is_not_obeyed() -> None:
     """The charge was for another."""
     assert "a was given a A100, which the pod may not use" in obeyed(
-        HALF, {"a": on(1)}, NODE, PodOptions(avoided=("A100",))
+        HALF, {"a": on(1)}, NODE, PodOptions(avoided_models=("A100",))
     )

@@ -46,7 +46,7 @@ def test_what_is_left_out_has_a_meaning() -> None:
 WRONG = {
     "no mapping": ("[]", "quota"),
     "a slip of the pen": ("type: {}", "type: type: there is no such field"),
-    "the same twice": ("pools: [a]\npools: [b]", "a second time"),
+    "the same twice": ("pools: [a]\npools: [b]", "line 2: duplicate key 'pools'; remove one"),
     "a negative ceiling": ("types: {T4: {cores: -1}}", "types.T4.cores: -1"),
     "cores that are no number": ("types: {T4: {cores: many}}", "types.T4.cores: many"),
     "half a core": ("types: {T4: {cores: 0.5}}", "types.T4.cores: 0.5"),

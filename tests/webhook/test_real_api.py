@@ -128,7 +128,7 @@ def test_programs_find_codes_and_fields(governed: Governed) -> None:
         governed.cluster.create(PODS, made, dry_run=True)
     assert refused.value.code == 403
     told = governed.raw("/api/v1/namespaces/default/pods?dryRun=All", made)
-    assert "neither a part of one GPU" in told
+    assert "a multiple of 100 (whole GPUs)" in told
 
 
 @pytest.mark.parametrize(("kind", "version"), KINDS.items())
@@ -148,7 +148,7 @@ def test_workloads_are_checked_when_they_are_applied(governed: Governed, kind: s
     spec = stored["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else stored["spec"]
     template = spec["template"]
     assert template["spec"]["containers"][0]["resources"]["limits"] == {CORE: "30", MEMORY: "1"}
-    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0", NAMES.rewritten: "c0=30"}
+    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0", NAMES.cards_rewritten: "c0=30"}
     untouched = governed.create(workload(pod(container(), **policy), kind, version, **extra), dry_run=True)
     assert "inspur.com" not in json.dumps(untouched)
 

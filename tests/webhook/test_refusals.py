@@ -21,10 +21,10 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "two vocabularies": (
         pod(container(limits={CORE: "50", MEMORY: "1", "nano-gpu/gpu-percent": "50"})),
         ["VocabulariesMixed"],
-        "keep those of",
+        f"keep {CORE} and {MEMORY} and remove nano-gpu/gpu-percent",
     ),
     "half a card as cores": (pod(gpu(core="500m")), ["QuantityInvalid"], "100 is one GPU; ask for 50"),
-    "a core and a half": (pod(gpu(core="1500m")), ["QuantityInvalid"], "not a whole number; ask for 2"),
+    "a core and a half": (pod(gpu(core="1500m")), ["QuantityInvalid"], "must be a whole number; ask for 2"),
     "a limit of nothing": (
         pod(gpu(), annotations={NAMES.core_limit: "0"}),
         ["CoreLimitInvalid"],
@@ -53,10 +53,10 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
         ["ModelInvalid"],
         "such as A100",
     ),
-    "a model that is excluded again": (
+    "models that are all excluded": (
         pod(gpu(), annotations={NAMES.use_models: "A100-SXM4-40GB", NAMES.avoid_models: "a100"}),
         ["ModelInvalid"],
-        "only one of the two",
+        "from one of the two annotations",
     ),
     "wishes that contradict each other": (
         pod(gpu(), annotations={NAMES.use_models: "A100", "nvidia.com/use-gputype": "T4"}),
@@ -117,8 +117,7 @@ def test_a_refusal_is_read_by_people_and_by_programs(api: Caller) -> None:
     assert status["code"] == 403
     assert status["reason"] == "Forbidden"
     assert status["message"] == (
-        f"{C0}[{CORE}]: '150': neither a part of one GPU (1 to 99) nor whole GPUs (multiples of 100); "
-        "ask for 100 or 200"
+        f"{C0}[{CORE}]: '150': must be 1 to 99 (part of one GPU) or a multiple of 100 (whole GPUs); ask for 100 or 200"
     )
     assert status["details"]["causes"] == [
         {"reason": "CoreInvalid", "field": f"{C0}[{CORE}]", "message": status["message"]}
@@ -142,7 +141,7 @@ def test_requests_that_differ_are_refused_first(api: Caller) -> None:
     }
     answer = api.mutate(pod(different))
     assert answer.codes == ["RequestDiffersFromLimit"]
-    assert "leave requests out" in answer.message
+    assert "remove the request" in answer.message
 
 
 def test_other_mistakes_are_left_to_the_final_word(api: Caller) -> None:

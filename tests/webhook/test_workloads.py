@@ -63,7 +63,7 @@ def test_parts_of_a_card_are_the_exception(api: Caller, kind: str, version: str,
     wanted = {CORE: "30", MEMORY: "1", "cpu": "1"}
     assert first["resources"] == {"limits": wanted, **({"requests": wanted} if with_requests else {})}
     assert second["resources"]["limits"] == {CARDS: "2"}
-    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0", NAMES.rewritten: "c0=30"}
+    assert template["metadata"]["annotations"] == {NAMES.memory_follows_core: "c0", NAMES.cards_rewritten: "c0=30"}
     assert "schedulerName" not in str(api.mutate(written).patch)
     assert api.validate(after).allowed
 
@@ -145,7 +145,7 @@ def test_a_part_of_a_card_can_be_changed_into_anything(
     template = made["spec"]["template"]
     assert template["spec"]["containers"][0]["resources"]["limits"] == expected
     assert template["metadata"].get("annotations", {}).get(NAMES.memory_follows_core) == follows
-    assert (NAMES.rewritten in template["metadata"].get("annotations", {})) == (follows is not None)
+    assert (NAMES.cards_rewritten in template["metadata"].get("annotations", {})) == (follows is not None)
     checked = api.validate(made, "UPDATE", stored)
     assert checked.allowed, checked.message
     assert api.mutate(made, "UPDATE", stored).patch == []
@@ -157,7 +157,7 @@ def test_a_container_with_a_part_of_a_card_can_be_renamed(api: Caller) -> None:
     made = api.mutate(reapplied(stored, {CARDS: "300m"}, name="main"), "UPDATE", stored).patched()
     assert made["spec"]["template"]["metadata"]["annotations"] == {
         NAMES.memory_follows_core: "main",
-        NAMES.rewritten: "main=30",
+        NAMES.cards_rewritten: "main=30",
     }
     assert api.validate(made, "UPDATE", stored).allowed
 
