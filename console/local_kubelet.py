@@ -22,16 +22,9 @@ from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import deviceplugin_v1beta1_pb2_grpc as api_grpc
 from nodeplugin.proto import podresources_v1_pb2 as resources
 from nodeplugin.proto import podresources_v1_pb2_grpc as resources_grpc
+from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus
 from vcuda.inventory import decode_inventory
-from vcuda.placement import (
-    GpuAvailability,
-    GpuUsage,
-    InsufficientGpus,
-    PlacedSlices,
-    available_gpus,
-    peak_usage,
-    place_pod,
-)
+from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, place_pod
 from vcuda.placement_annotation import decode_placement
 from vcuda.pod import Container
 from vcuda.pod_options import read_pod_options
@@ -235,10 +228,10 @@ def choose(
             held = held_on(node.metadata.name, pods, scheme)
             seen.append((node.metadata.name, available_gpus(gpus, held, lambda gpu: gpu.reason)))
     told = []
-    # The node with least room first: large pods find the others empty.
-    for name, rooms in sorted(seen, key=lambda each: (sum(room.cores for room in each[1]), each[0])):
+    # The fullest node first, so that large pods find the others empty.
+    for name, free in sorted(seen, key=lambda each: (sum(gpu.free_cores for gpu in each[1]), each[0])):
         try:
-            return name, place_pod(request, rooms, unit_mib=scheme.unit_mib, options=options)
+            return name, place_pod(request, free, unit_mib=scheme.unit_mib, options=options)
         except InsufficientGpus as wrong:
             told.append(f"{name}: {wrong}")
     return "; ".join(told)

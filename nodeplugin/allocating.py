@@ -32,10 +32,9 @@ from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet, KubeletError, ListedContainer, UnknownPod
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
+from vcuda.gpu_availability import GpuUsage
 from vcuda.placement import (
-    GpuUsage,
     InsufficientGpus,
-    PlacementStrategy,
     card_uuids,
     peak_usage,
     place_pod,
@@ -44,6 +43,7 @@ from vcuda.placement import (
     slices_on_cards,
 )
 from vcuda.placement_annotation import encode_placement
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.request import Role
 from vcuda.scheme import Scheme
 
@@ -360,7 +360,7 @@ class Allocator:
                     self._book.rooms(self._expected(pod, known)),
                     unit_mib=unit_mib,
                     options=pod.options,
-                    policy=self._policy,
+                    strategy=self._policy,
                 )
             except InsufficientGpus as full:
                 raise InsufficientGpus(

@@ -26,15 +26,8 @@ from nodeplugin.device_ids import Resource
 from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
-from vcuda.placement import (
-    GpuAvailability,
-    GpuUsage,
-    PlacedSlices,
-    available_gpus,
-    peak_usage,
-    slices_on_cards,
-    sum_usage,
-)
+from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus, sum_usage
+from vcuda.placement import PlacedSlices, peak_usage, slices_on_cards
 from vcuda.placement_annotation import decode_placement
 from vcuda.scheme import Scheme
 
@@ -150,8 +143,8 @@ class AllocationStore:
             if made is None or container not in made.containers:
                 return None
             others = [other.held for other in self._holds.values() if other.uid != uid]
-            rooms = available_gpus(self._node_cards.gpus(), [*others, made.held])
-            if any(room.cores < 0 or room.memory_mib < 0 for room in rooms if room.gpu.uuid in made.held):
+            gpus = available_gpus(self._node_cards.gpus(), [*others, made.held])
+            if any(each.free_cores < 0 or each.free_memory_mib < 0 for each in gpus if each.gpu.uuid in made.held):
                 return None
             self.put(made)
         self.tell()

@@ -176,7 +176,7 @@ def test_without_room_the_pod_says_why(node: GpuNode) -> None:
         node.run(f"half-{index}", container("c0", 60, 8), placed=placement(c0=[(uuid(index), 60, 8 * MIB)]))
     node.bind(node.create("large", container("c0", 50, 8)))
     told = node.wait_failed("large")
-    assert "no room for c0 (50 cores and 2048 MiB)" in told
+    assert "insufficient GPUs for c0 (50 cores and 2048 MiB)" in told
     assert "GPU 0 (A100-SXM4-40GB): 40 cores and 38912 MiB free" in told
     assert "large" not in {each["name"] for each in node.book().values()}
     node.run("small", container("c0", 40, 8))
@@ -206,7 +206,7 @@ def test_a_request_that_means_nothing_is_refused_with_the_remedy(node: GpuNode) 
 def test_models_are_obeyed(node: GpuNode) -> None:
     """A pod that wants another model gets nothing here, and is told."""
     node.bind(node.create("picky", container("c0", 10, 1), annotations={NAMES.use_models: "T4"}))
-    assert "no card of T4" in node.wait_failed("picky")
+    assert "no GPU of the requested models: T4" in node.wait_failed("picky")
 
 
 def test_the_monitor_shows_what_was_given(node: GpuNode) -> None:

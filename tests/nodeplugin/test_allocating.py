@@ -381,7 +381,7 @@ def test_numbers_in_other_pods_placements_are_not_believed(machine: Machine) -> 
     """A promise of less than nothing must not make room."""
     machine.admit(*(share(f"full-{index}", index, cores=80) for index in range(4)))
     machine.view.put(pod("liar", asking("c0", 10, 1), placed={"c0": (GpuSlice("GPU-0", -1000, -1000),)}))
-    with pytest.raises(Refusal, match="no room"):
+    with pytest.raises(Refusal, match="insufficient GPUs"):
         machine.admit(pod("next", asking("c0", 60, 1)))
 
 
