@@ -17,7 +17,6 @@ from ledger.quota_cache import is_quota
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.catalogue import CardModel, card_sizes_mib
-from vcuda.charging import Holder, RemedyContext
 from vcuda.decision import Reason, Unavailable
 from vcuda.decoding import converted
 from vcuda.ledger import Ledger, PodKey
@@ -33,6 +32,8 @@ from vcuda.names import (
 from vcuda.quantity import QuantityError, parse
 from vcuda.quota import Quota, QuotaError, QuotaMistake
 from vcuda.quota_lint import CardCapacity, QuotaWarning, lint_quotas
+from vcuda.quota_refusals import RemedyContext
+from vcuda.quota_usage import Holder
 from vcuda.scheme import Scheme
 from vcuda.strict_yaml import DocumentError, parse_documents
 from vcuda.vocabulary import CORES_PER_CARD
@@ -256,7 +257,7 @@ def holders_of(ledger: Ledger, owners: Mapping[PodKey, str]) -> list[Holder]:
     """Say what each pod holds, for whom."""
     found = []
     for pod, owner in owners.items():
-        if (place := ledger.place(pod)) is not None:
+        if (place := ledger.entry(pod)) is not None:
             charge = place[0]
             found.append(Holder(owner, charge.model, cores=charge.cores, pods=1, memory_mib=charge.memory_mib))
     return found

@@ -232,9 +232,7 @@ def test_a_quota_that_cannot_be_meant_is_bad_usage(tmp_path: Path) -> None:
     """With path and remedy."""
     done = run("admit", "-", *quota_file(tmp_path, "types: {A100: {core: 1}}"), stdin=json.dumps(pod(gpu())))
     assert done.exit_code == 2
-    assert "types.A100.core: core: there is no such field; there are cores, memory, pods" in " ".join(
-        done.output.split()
-    )
+    assert "types.A100.core: core: unknown field; the fields are cores, memory, pods" in " ".join(done.output.split())
 
 
 def test_lint_names_file_and_line(tmp_path: Path) -> None:
