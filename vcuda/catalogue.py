@@ -58,6 +58,6 @@ def memory_in_name_mib(model: str) -> int:
     """Return the memory in a model's name, such as A100-SXM4-40GB; 0 if there is none. Of a MIG device, its own."""
     # From the end: A100-SXM4-40GB-MIG-1g.5gb is a slice of 5 GB.
     for word in reversed(tokens(model)):
-        if found := SIZE.fullmatch(word.rpartition(".")[2]):
-            return int(found[1]) * MIB_PER_GIB
+        if size := SIZE.fullmatch(word.rpartition(".")[2]):
+            return int(size[1]) * MIB_PER_GIB
     return 0

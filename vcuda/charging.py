@@ -71,8 +71,8 @@ def candidates(quotas: Iterable[Quota], options: PodOptions, cards: Mapping[str,
     """List the models that a pod may run on, in the order in which they are tried.
 
     `cards` is the memory of the largest GPU of each model in the cluster. Requested models come in the pod's order; if
-    there are none, the lines of the quotas in theirs. Each stands for all matching models of the cluster, the largest
-    first; one that matches none stands for itself, because a node with it may be added.
+    there are none, the lines of the quotas in theirs. Each is replaced by the matching models of the cluster, the
+    largest first; one without any is kept, because a node with it may be added.
     """
     quotas = list(quotas)
     lines = dict.fromkeys(line for quota in quotas for line in quota.types if line != ALL_TYPES)
@@ -97,6 +97,7 @@ def candidates(quotas: Iterable[Quota], options: PodOptions, cards: Mapping[str,
     if options.models:
         return allowed
     granted = [each for each in allowed if all(quota.grants(each.model) for quota in quotas)]
+    # If none is granted, all are kept: the refusal then says so for each of them.
     return granted or allowed
 
 
@@ -148,6 +149,7 @@ def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards:
     if quota_requiring_model(usage.quotas, choices):
         return 0
     count = 0
+    # The caller's usage must not change; sharing its sums is safe, because amounts are values.
     trial = QuotaUsage(usage.quotas)
     trial.taken = usage.taken
     for candidate in choices or [Candidate(ANY, 0)]:
@@ -172,6 +174,7 @@ def quota_requiring_model(quotas: Iterable[Quota], choices: Sequence[Candidate])
 
 def depends_on_card_memory(demand: Demand) -> bool:
     """Whether a pod takes all or a fraction of its GPU's memory, instead of a fixed amount."""
+    # Two sizes of which every percentage is a whole number of MiB: rounding could hide the difference.
     return demand(CORES_PER_CARD)[MEMORY] != demand(2 * CORES_PER_CARD)[MEMORY]
 
 
@@ -186,6 +189,7 @@ def alternative_models(usage: QuotaUsage, demand: Demand, options: PodOptions, c
     """List models that a pod did not request and on which it would fit; only such as some node has, if any is known."""
     if not options.models or not usage.quotas:
         return []
+    # Runs only for pods that do not fit: it tries all other models, which takes as long as the decision itself.
     return [
         candidate.model.name
         for candidate in candidates(usage.quotas, PodOptions(avoided=(*options.avoided, *options.models)), cards)

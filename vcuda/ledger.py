@@ -113,7 +113,7 @@ class Ledger:
         # The same entries twice: the keys of each group in one text, as they are stored, and the entry of each pod.
         self._groups: dict[LedgerEntry, str] = {}
         self._entries: dict[PodKey, LedgerEntry] = {}
-        # Computed when they are needed, and dropped with the change that makes them wrong.
+        # Computed when needed, and dropped by the change that makes them obsolete.
         self._usage: QuotaUsage | None = None
         self._quotas_size: int | None = None
         # Counts changes: a ledger with none need not be written back.
@@ -390,8 +390,8 @@ def reconcile_quotas(
 ) -> None:
     """Make the quotas of a ledger those of the cluster.
 
-    A quota of which the ledger has a newer version keeps that. One that is missing in `quotas` is removed only if
-    `is_gone` confirms it: the cache may not have seen it yet.
+    Where the ledger has a newer version of a quota, that is kept. A quota that is missing in `quotas` is removed only
+    if `is_gone` confirms it: the cache may not have seen it yet.
     """
     current = {quota.name: quota for quota in quotas}
     known = {name: versions.get(name, 0) for name in current}

@@ -135,6 +135,7 @@ class TrialPlacement:
             return free.unavailable_reason
         used = self._used[uuid]
         if container.share.cards:
+            # Exclusive, also among the containers of the pod that run at the same time.
             is_free = free.is_unused and all(used[phase] == NO_USAGE for phase in phases)
             return "" if is_free else "in use, not available as a whole GPU"
         if not free.gpu.memory_mib:
@@ -256,6 +257,7 @@ class PlacementSearch:
         ordered = sorted((each.gpu for each in fitting), key=lambda gpu: (gpu.index, gpu.uuid))
         held = [gpu for gpu in ordered if self._trial.peak(gpu.uuid)[0]]
         tried: set[tuple[str, ...]] = set()
+        # Whatever its links, a set that the pod holds in another phase takes nothing from other pods.
         for gpus in (held, ordered):
             if len(gpus) < wanted:
                 continue
@@ -312,6 +314,7 @@ def slices_on_cards(
     request: PodRequest, cards: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], unit_mib: int
 ) -> PlacedSlices:
     """Return what each container takes of the given GPUs (UUIDs by container name), as its request says."""
+    # Slices depend on the size of the GPUs alone, not on what is free of them.
     trial = TrialPlacement(available_gpus(gpus, ()), request, unit_mib)
     return {each.name: trial.slices(each, cards.get(each.name, ())) for each in request.containers}
 
@@ -325,6 +328,7 @@ def promised_usage(
     request: PodRequest, placed: Mapping[str, Sequence[GpuSlice]], gpus: Sequence[Gpu], unit_mib: int
 ) -> dict[str, GpuUsage]:
     """Return what a pod placed elsewhere will hold of each GPU; nothing if the placement does not suit this node."""
+    # Only the GPUs are taken from the annotation: with amounts below zero it would free what others hold.
     known = {gpu.uuid for gpu in gpus}
     for each in request.containers:
         uuids = [given.uuid for given in placed.get(each.name, ())]

@@ -40,7 +40,7 @@ MAX_LINES = 256
 
 
 class QuotaMistake(Struct, frozen=True):
-    """One thing that is wrong with a quota: the quota, the path in it, the value there, and what to write instead."""
+    """One mistake in a quota: the quota, the path in it, the value there, and what to write instead."""
 
     quota: str
     path: str
@@ -52,7 +52,7 @@ class QuotaMistake(Struct, frozen=True):
 
 
 class QuotaError(ValueError):
-    """An invalid quota, with everything that is wrong with it."""
+    """An invalid quota, with all its mistakes."""
 
     def __init__(self, *mistakes: QuotaMistake) -> None:
         super().__init__("\n".join(map(str, mistakes)))
@@ -132,6 +132,7 @@ class QuotaParser:
         """Return memory written in bytes or in units; bytes beyond a whole MiB are not granted."""
         try:
             amount = parse(value)
+            # Requests are rounded up to whole MiB, so limits are rounded down.
             rounded_up = requested_mib(amount, self.unit_mib)
             return amount.whole // MIB if is_in_bytes(amount, self.unit_mib) else rounded_up
         except QuantityError as error:
@@ -147,7 +148,7 @@ def as_written(value: Any) -> str:  # noqa: ANN401 - any JSON or YAML value
 
 
 def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota:
-    """Parse a `quota.yaml`; raises a QuotaError with everything that is wrong with it."""
+    """Parse a `quota.yaml`; raises a QuotaError with all mistakes."""
     try:
         documents = parse_documents(text, plain_numbers=True)
     except DocumentError as error:
@@ -174,6 +175,7 @@ def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
             "types", body.get("types", {}), "write lines such as A100: {cores: 400}"
         ).items()
     }
+    # A quota that lists no models limits all of them together; denying the unlisted ones would deny every model.
     unlisted = ALLOW if set(types) <= {ALL_TYPES} else DENY
     if "unlisted" in body:
         unlisted = ALLOW if parser.choice("unlisted", body["unlisted"], (DENY, ALLOW)) == ALLOW else DENY
@@ -219,7 +221,7 @@ def read_core_limit_policy(value: Any, parser: QuotaParser) -> CoreLimitPolicy: 
         return CoreLimitPolicy()
 
 
-class DuplicateKey(ValueError):  # noqa: N818 - named for what is wrong
+class DuplicateKey(ValueError):  # noqa: N818 - named for the mistake
     """A key is written twice in a JSON object. The usual parser would silently take the last."""
 
 
@@ -234,7 +236,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_legacy_quotas(text: str, name: str) -> dict[str, Quota]:
-    """Parse the older JSON for all namespaces, by namespace; raises a QuotaError with everything that is wrong."""
+    """Parse the older JSON for all namespaces, by namespace; raises a QuotaError with all mistakes."""
     try:
         body = json.loads(text, object_pairs_hook=unique_keys)
     except DuplicateKey as error:
@@ -266,6 +268,7 @@ def parse_legacy_quotas(text: str, name: str) -> dict[str, Quota]:
                 }
                 for model, cards in counts.items()
             },
+            # As in gpu-admission: an entry with pools alone restricts where pods run, and not how many.
             unlisted=DENY if "quota" in fields else ALLOW,
             policy=NamespacePolicy(parser.pools(f"{namespace}.pool", fields.get("pool"))),
         )

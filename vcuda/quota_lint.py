@@ -120,10 +120,11 @@ def amounts_beyond_cluster(
 
 def memory_below_one_card(quota: Quota, line: str, matching: Sequence[CardCapacity]) -> Iterator[QuotaWarning]:
     """Find lines that allow the cores of a whole GPU, but not its memory."""
-    # As for the amounts: a node that does not report how many GPUs it has does not say which are the smallest.
+    # As for amounts: what some node does not report may change the result.
     if not all(each.cards for each in matching):
         return
     limits, smallest = quota.types[line], min(each.memory_mib for each in matching)
+    # A limit of 0 is deliberate.
     if CORES in limits and MEMORY in limits and limits[CORES] >= CORES_PER_CARD and 0 < limits[MEMORY] < smallest:
         yield QuotaWarning(
             quota.name,
@@ -156,6 +157,7 @@ def conflicting_quotas(quotas: Sequence[Quota]) -> Iterator[QuotaWarning]:
             "the namespace's quotas have no node pool in common, so its pods cannot run on any node",
             "list a common pool in all of them",
         )
+    # No mode means the cluster's, which may be audit or enforce: it differs from an explicit one either way.
     modes = {quota.policy.mode for quota in quotas}
     if Mode.AUDIT in modes and len(modes) > 1:
         audited = next(quota for quota in quotas if quota.policy.mode is Mode.AUDIT)

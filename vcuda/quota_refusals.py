@@ -17,6 +17,7 @@ from vcuda.quota import ALL_TYPES, DENY, Quota
 from vcuda.quota_usage import ANY, LimitKey, QuotaUsage
 from vcuda.vocabulary import CORES_PER_CARD
 
+# Enough to know whom to ask; kubectl shows a refusal as one paragraph.
 MAX_HOLDERS_NAMED = 3
 
 
@@ -37,6 +38,7 @@ def quota_exceeded(key: LimitKey, amounts: Amounts, model: GpuModel, usage: Quot
     short = used + reserved + asked - hard
     scope = "of all types together" if line == ALL_TYPES else f"of {line}"
     if line not in (ALL_TYPES, model.name):
+        # The pod may have named the family, or nothing: say for which product it would have been charged.
         scope += f" (as {model.name})"
     message = f"exceeded quota: asked {asked} {EXPLAINED_UNITS[dimension]} {scope}; "
     message += f"used {used}, reserved {reserved}, hard {hard}: short by {short}"
@@ -53,7 +55,9 @@ def quota_exceeded(key: LimitKey, amounts: Amounts, model: GpuModel, usage: Quot
         field=f"{quota}: types.{line}.{dimension}",
         value=str(asked),
         message=message,
+        # Waiting does not help a pod that asks for more than the whole quota.
         remedy=exceeded_remedy(key, largest, short if asked <= hard else 0),
+        # For programs, in `details.causes` of the API server's answer.
         numbers={"asked": asked, "used": used, "reserved": reserved, "hard": hard, "short": short},
     )
 
@@ -71,7 +75,7 @@ def largest_request(dimension: str, free: int, unit_mib: int) -> str:
 
 
 def exceeded_remedy(key: LimitKey, largest: str, wait_for: int) -> str:
-    """Say what to do: ask for less, wait, have the quota raised. Waiting is no remedy if `wait_for` is 0."""
+    """List what to do: ask for less, wait, have the quota raised. Waiting is left out if `wait_for` is 0."""
     quota, line, dimension = key
     remedies = []
     if largest:

@@ -35,7 +35,7 @@ class Charge(Struct, frozen=True, rename="camel"):
 
 
 class Holder(Struct, frozen=True, rename="camel"):
-    """A workload, or a pod without one, and what it holds of one model. Refusals name the largest."""
+    """What a workload, or a pod without one, holds of one model. Refusals and the status name the largest holders."""
 
     name: str
     model: str

@@ -48,7 +48,7 @@ def gpus(count: int, links: Links | None = None, numa: Sequence[int] = ()) -> li
 def available(
     index: int, cores: int = WHOLE, free_mib: int = CARD_MIB, reason: str = "", model: str = "A100"
 ) -> GpuAvailability:
-    """A GPU of which this much is free."""
+    """A GPU with this much free."""
     return GpuAvailability(gpu(index, model), cores, free_mib, reason)
 
 

@@ -97,8 +97,8 @@ ORDERS = {
 
 @pytest.mark.parametrize(("quotas", "options", "expected"), ORDERS.values(), ids=ORDERS.keys())
 def test_the_order_of_candidates(quotas: tuple[str, ...], options: PodOptions, expected: list[str]) -> None:
-    found = candidates([quota(text) for text in quotas], options, CARDS)
-    assert [each.model.name for each in found] == expected
+    names = [each.model.name for each in candidates([quota(text) for text in quotas], options, CARDS)]
+    assert names == expected
 
 
 def test_a_quota_can_require_pods_to_name_one_model() -> None:

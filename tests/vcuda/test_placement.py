@@ -464,7 +464,7 @@ def test_the_search_backtracks(strategy: PlacementStrategy) -> None:
 
 
 def test_a_hopeless_search_ends() -> None:
-    """Twelve containers, no two of which fit on one GPU, and eleven GPUs."""
+    """Eleven GPUs, and twelve containers that need a GPU each."""
     request = pod(*(app(f"c{number}", 51 + number) for number in range(12)))
     with pytest.raises(InsufficientGpus):
         place(request, [available(index) for index in range(11)])
