@@ -5,16 +5,9 @@ from contextlib import suppress
 
 from cluster.objects import Node, Pod
 from console.local_kubelet import FAILED
+from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus
 from vcuda.inventory import decode_inventory
-from vcuda.placement import (
-    GpuAvailability,
-    GpuUsage,
-    InsufficientGpus,
-    PlacedSlices,
-    available_gpus,
-    peak_usage,
-    place_pod,
-)
+from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, place_pod
 from vcuda.placement_annotation import decode_placement
 from vcuda.pod_options import read_pod_options
 from vcuda.request import request_held_by
@@ -36,9 +29,9 @@ def choose_node(
             candidates.append((node.metadata.name, available_gpus(gpus, usage, lambda gpu: gpu.reason)))
     problems = []
     # The fullest node first, so that empty nodes stay free for large pods.
-    for name, rooms in sorted(candidates, key=lambda each: (sum(room.cores for room in each[1]), each[0])):
+    for name, available in sorted(candidates, key=lambda each: (sum(gpu.free_cores for gpu in each[1]), each[0])):
         try:
-            return name, place_pod(request, rooms, unit_mib=scheme.unit_mib, options=options)
+            return name, place_pod(request, available, unit_mib=scheme.unit_mib, options=options)
         except InsufficientGpus as error:
             problems.append(f"{name}: {error}")
     return "; ".join(problems)

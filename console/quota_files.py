@@ -14,12 +14,13 @@ from ledger.quota_cache import is_quota
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.catalogue import card_sizes_mib
-from vcuda.charging import Holder, RemedyContext
 from vcuda.decision import Reason
 from vcuda.ledger import Ledger, PodKey
 from vcuda.names import LEGACY_KEY, QUOTA_KEY
 from vcuda.quota import Quota, QuotaError, QuotaMistake
 from vcuda.quota_lint import QuotaWarning
+from vcuda.quota_refusals import RemedyContext
+from vcuda.quota_usage import Holder
 from vcuda.scheme import Scheme
 from webhook.service import admission_config_of
 
@@ -173,7 +174,7 @@ def holders_of(ledger: Ledger, owners: Mapping[PodKey, str]) -> list[Holder]:
     """Return what each charged pod holds, under its owner's name."""
     holders = []
     for pod, owner in owners.items():
-        if (entry := ledger.place(pod)) is not None:
+        if (entry := ledger.entry(pod)) is not None:
             charge = entry[0]
             holders.append(Holder(owner, charge.model, cores=charge.cores, pods=1, memory_mib=charge.memory_mib))
     return holders

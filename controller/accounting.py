@@ -11,20 +11,12 @@ from collections.abc import Set as AbstractSet
 from msgspec import Struct
 
 from controller.pod_usage import PodUsage
-from vcuda.charging import (
-    ANY,
-    DEFAULT_REMEDIES,
-    Candidate,
-    Charge,
-    Holder,
-    PodDemand,
-    RemedyContext,
-    candidates,
-    charge_on,
-)
+from vcuda.charging import Candidate, PodDemand, candidates, charge_on
 from vcuda.decision import Reason
 from vcuda.ledger import MAX_HOLDERS, ChargeRequest, Ledger, LedgerState, PodKey, mark_used, reserve
 from vcuda.namespace_policy import Mode
+from vcuda.quota_refusals import DEFAULT_REMEDIES, RemedyContext
+from vcuda.quota_usage import ANY, Charge, Holder
 
 # A create can take effect up to 34 s after its charge.
 RESERVATION_S = 45
@@ -57,7 +49,7 @@ def reconcile(
 ) -> ReconcileReport:
     """Bring a ledger up to date with what is seen; gives what cannot be decided by that alone."""
     for pod in ledger.pods() & view.gone:
-        ledger.remove(pod)
+        ledger.release(pod)
     for pod, held in view.holdings.items():
         record(ledger, pod, held, view)
     waiting = admit_waiting(ledger, view, now_s) if ledger.state is LedgerState.OPEN else {}
@@ -69,7 +61,7 @@ def reconcile(
 
 def record(ledger: Ledger, pod: PodKey, held: PodUsage, view: NamespaceView) -> None:
     """Turn a reservation into usage, and charge a pod on a node what it holds there."""
-    place = ledger.place(pod)
+    place = ledger.entry(pod)
     real = view.actual(held)
     if place is None:
         if held.node:
@@ -120,7 +112,7 @@ def largest_holders(ledger: Ledger, holdings: Mapping[PodKey, PodUsage]) -> list
     return top_holders(
         Holder(held.owner, place[0].model, cores=place[0].cores, memory_mib=place[0].memory_mib, pods=1)
         for pod, held in holdings.items()
-        if (place := ledger.place(pod)) is not None
+        if (place := ledger.entry(pod)) is not None
     )
 
 
@@ -142,4 +134,4 @@ def drop_missing(ledger: Ledger, missing: Iterable[PodKey], alive: Collection[Po
     """Free what pods hold that were in no list made after the ledger was read."""
     for pod in missing:
         if pod not in alive:
-            ledger.remove(pod)
+            ledger.release(pod)

@@ -9,14 +9,14 @@ from controller.pod_usage import GpuNode, PodUsage, actual_charge, gpu_node_of, 
 from ledger.ledger_store import LEDGER_SELECTOR
 from ledger.quota_cache import QuotaCache
 from vcuda.catalogue import CardModel
-from vcuda.charging import Charge
 from vcuda.gpu_model import matches, parse_model
 from vcuda.ledger import LedgerState, PodKey
 from vcuda.names import CATALOGUE, LEDGER_KEY, LEDGER_PREFIX, STATUS_LABEL
+from vcuda.quota_usage import Charge
 from vcuda.scheme import Scheme
 
 BY_NAMESPACE = "namespace"
-WANTED = f'"state":"{LedgerState.WANTED}"'
+WANTED = f'"state":"{LedgerState.REQUESTED}"'
 
 
 class ControllerCaches:

@@ -8,7 +8,6 @@ from datetime import datetime
 
 from cluster.objects import Metadata, Node, Object, Pod
 from vcuda.catalogue import CardModel, memory_in_name_mib
-from vcuda.charging import Charge
 from vcuda.dimensions import CORES, MEMORY
 from vcuda.gpu_model import is_model, parse_model
 from vcuda.inventory import Gpu, decode_inventory
@@ -23,6 +22,7 @@ from vcuda.names import (
 )
 from vcuda.placement_annotation import placed_uuids
 from vcuda.pod_options import PodOptions, read_pod_options
+from vcuda.quota_usage import Charge
 from vcuda.request import PodRequest, request_held_by
 from vcuda.scheme import Scheme
 

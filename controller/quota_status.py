@@ -88,7 +88,7 @@ def notes(ledger: Ledger, cluster_mode: Mode, mistakes: Mapping[str, Sequence[st
     for name, wrong in mistakes.items():
         kept = "the last good one stays in force" if name in good else "it is NOT in force, and limits nothing"
         told += [f"{mistake}; {kept}" for mistake in wrong]
-    if ledger.state is LedgerState.CLOSED:
+    if ledger.state is LedgerState.REBUILDING:
         told.append("the ledger was lost and is being rebuilt; no pod with GPUs is admitted for up to a minute")
     return told
 

@@ -21,11 +21,11 @@ from controller.quota_status import encode_status, status_of
 from ledger.ledger_store import LedgerStore, StoredLedger, UnreadableLedger, read_ledger
 from ledger.quota_cache import is_quota, quotas_in
 from vcuda.catalogue import card_sizes_mib
-from vcuda.charging import RemedyContext
 from vcuda.ledger import Ledger, LedgerState, PodKey, pack_uid, reconcile_quotas
 from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
 from vcuda.namespace_policy import Mode
 from vcuda.quota import QuotaError
+from vcuda.quota_refusals import RemedyContext
 from vcuda.scheme import Scheme
 
 TRIES = 20
@@ -159,13 +159,13 @@ class NamespaceReconciler:
         ledger = page.ledger.copy() if page is not None else Ledger()
         if page is None and not self._caches.needs_ledger(namespace):
             return None, ReconcileReport()
-        if ledger.state is LedgerState.WANTED or ledger.namespace != existing.metadata.uid:
+        if ledger.state is LedgerState.REQUESTED or ledger.namespace != existing.metadata.uid:
             before = ledger
             ledger = self._begin(namespace, existing.metadata.uid, seen)
             # One of the same name may have gone and come back: who was promised something still has it.
             for pod, since in before.reservations():
                 ledger.put(pod, before.charge(pod), since)
-        elif ledger.state is LedgerState.CLOSED:
+        elif ledger.state is LedgerState.REBUILDING:
             self._open_in_time(namespace, ledger, seen)
         gone = set(seen.gone)
         report = self._account(namespace, ledger, seen)
@@ -233,7 +233,7 @@ class NamespaceReconciler:
         else:
             self._log.warning("ledger_lost", namespace=namespace, opens_in_s=RESERVATION_S)
             seen.opens = self._clock() + RESERVATION_S
-            ledger = Ledger(uid, LedgerState.CLOSED)
+            ledger = Ledger(uid, LedgerState.REBUILDING)
         ledger.changes += 1
         return ledger
 

@@ -177,7 +177,7 @@ class LedgerCommitter:
             try:
                 is_fresh = page is None
                 page = page or ledger_store.read(namespace)
-                if page is None or page.ledger.state is LedgerState.WANTED:
+                if page is None or page.ledger.state is LedgerState.REQUESTED:
                     self._await(namespace, ledger_store, page, waiters)
                     return
                 outcomes, ledger = apply_changes(page.ledger, waiters)
@@ -218,7 +218,7 @@ class LedgerCommitter:
         last = self._clock() + MIN_CALL_S + 2 * LOOK_AGAIN_S
         for waiter in waiters:
             if waiter.until <= last:
-                waiter.done(ChargeResult(reasons=(ledger_not_open(LedgerState.WANTED),)))
+                waiter.done(ChargeResult(reasons=(ledger_not_open(LedgerState.REQUESTED),)))
         waiters = [waiter for waiter in waiters if waiter.until > last]
         with self._lock:
             if not self._stopping:

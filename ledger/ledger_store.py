@@ -101,7 +101,7 @@ class LedgerStore:
     def want(self, namespace: str) -> None:
         """Ask for a ledger: the controller makes it, from what the namespace holds already."""
         with suppress(AlreadyExists):
-            self.create(namespace, Ledger(state=LedgerState.WANTED))
+            self.create(namespace, Ledger(state=LedgerState.REQUESTED))
 
     def delete(self, found: ConfigMap) -> None:
         """Remove a ledger whose namespace is gone."""

@@ -26,12 +26,11 @@ from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.refusal import RECREATE, AllocationRefused, cannot_create_files, disk_problem
 from nodeplugin.start_check import StartCheck
+from vcuda.gpu_availability import GpuUsage
 from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
 from vcuda.placement import (
-    GpuUsage,
     InsufficientGpus,
     PlacedSlices,
-    PlacementStrategy,
     card_uuids,
     peak_usage,
     place_pod,
@@ -40,6 +39,7 @@ from vcuda.placement import (
     slices_on_cards,
 )
 from vcuda.placement_annotation import encode_placement
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.scheme import Scheme
 
 # A pod deleted without grace leaves the API server before its processes end. If cards are short, an allocation waits
@@ -271,7 +271,7 @@ class Allocator:
                 self._allocations.availability(self._promised(pod, pods)),
                 unit_mib=self._scheme.unit_mib,
                 options=pod.options,
-                policy=self._policy,
+                strategy=self._policy,
             )
         except InsufficientGpus as error:
             if not problem:

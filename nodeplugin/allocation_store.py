@@ -26,16 +26,9 @@ from nodeplugin.device_ids import Resource
 from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
+from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus, sum_usage
 from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
-from vcuda.placement import (
-    GpuAvailability,
-    GpuUsage,
-    PlacedSlices,
-    available_gpus,
-    peak_usage,
-    slices_on_cards,
-    sum_usage,
-)
+from vcuda.placement import PlacedSlices, peak_usage, slices_on_cards
 from vcuda.placement_annotation import decode_placement
 from vcuda.scheme import Scheme
 
@@ -159,7 +152,7 @@ class AllocationStore:
             others = [each.usage for each in self._allocations.values() if each.uid != uid]
             # Cordons and faults do not matter here: the container ran on these cards before.
             gpus = available_gpus(self._node_cards.gpus(), [*others, rebuilt.usage])
-            if any(gpu.cores < 0 or gpu.memory_mib < 0 for gpu in gpus if gpu.gpu.uuid in rebuilt.usage):
+            if any(gpu.free_cores < 0 or gpu.free_memory_mib < 0 for gpu in gpus if gpu.gpu.uuid in rebuilt.usage):
                 return None
             self.update(rebuilt)
         self.notify()

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from nodeplugin.cards import Card
 from nodeplugin.device_ids import Resource
 from vcuda.decoding import decoder_for
-from vcuda.placement import GpuUsage
+from vcuda.gpu_availability import GpuUsage
 from vcuda.placement_annotation import GpuSlice
 
 InjectionMode = Literal["native", "cdi", "nvidia-runtime"]

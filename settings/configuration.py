@@ -75,7 +75,7 @@ from msgspec import Meta, Struct
 from vcuda.memory_units import DEFAULT_UNIT_MIB
 from vcuda.names import DEFAULT_DOMAIN, DNS_LABEL, names_for
 from vcuda.namespace_policy import Mode
-from vcuda.placement import PlacementStrategy
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
 from vcuda.vocabulary import VocabularyOptions
 from vcuda.xids import APPLICATION_XIDS

@@ -1,7 +1,7 @@
 """The arithmetic of quotas: amounts that are in use, and hard limits on them.
 
-Both are values, and all functions are total: no combination of arguments raises. Keys are opaque here; charging uses
-(model, dimension) and (quota, line, dimension).
+Both are values: every operation returns a new one. Keys are opaque here: the demand of a pod has a key for each
+dimension, and the usage of a quota one for each (quota, line, dimension).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The GPUs of a node, as the node plugin publishes them in its annotation."""
+"""The annotation `<domain>/gpu-inventory`: the GPUs of a node, as its node plugin publishes them."""
 
 import msgspec
 from msgspec import Struct
@@ -10,10 +10,10 @@ VERSION = 1
 
 
 class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One card, or one MIG device. `links` says how well it reaches the others, by their uuid.
+    """One GPU, or one MIG device. `links` are the links to the node's other GPUs, by UUID.
 
-    `memory_mib` is 0 where the driver does not say: such a card is given as a whole only. `cordoned` cards keep their
-    pods and take no others. `reason` says what is wrong with one that is not healthy.
+    `memory_mib` is 0 where the driver does not report it: such a GPU is only given as a whole. A `cordoned` GPU keeps
+    its pods and takes no new ones. `reason` says why a GPU is not healthy, or takes no new pods.
     """
 
     uuid: str
@@ -31,7 +31,7 @@ class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True)
 
 
 class Inventory(Struct, frozen=True, omit_defaults=True):
-    """All cards of a node, and its driver; readers pass over keys they do not know."""
+    """All GPUs of a node, and its driver version. Readers ignore keys they do not know."""
 
     v: int
     gpus: tuple[Gpu, ...]
@@ -39,13 +39,12 @@ class Inventory(Struct, frozen=True, omit_defaults=True):
 
 
 def encode_inventory(gpus: tuple[Gpu, ...], driver: str = "") -> str:
-    """Write the annotation."""
     return msgspec.json.encode(Inventory(VERSION, gpus, driver)).decode()
 
 
 def decode_inventory(text: str) -> tuple[Gpu, ...]:
-    """Read the annotation; a ValueError says what is wrong with it."""
-    found = decoder_for(Inventory).decode(text)
-    if found.v != VERSION:
-        raise ValueError(f"inventory version {found.v} is not known here, {VERSION} is")
-    return found.gpus
+    """Read the annotation; raises a ValueError that says what is wrong with it."""
+    inventory = decoder_for(Inventory).decode(text)
+    if inventory.v != VERSION:
+        raise ValueError(f"inventory version {inventory.v} is not supported, expected {VERSION}")
+    return inventory.gpus

@@ -1,13 +1,14 @@
-"""The ledger of a namespace: which pod holds how much of which quota. One small document, changed as a whole.
+"""The ledger of a namespace: which pod is charged how much, and the quotas that limit it. One small document.
 
-Each pod that was charged is in it by its uid, so that it is charged once however often somebody asks, and freed when
-it is gone and not before. A charge is a *reservation* from the moment a pod is admitted until the controller has seen
-the pod, and *usage* from then on. Pods with equal charges stand together, each in 22 characters: a namespace of ten
-thousand pods fits a ConfigMap with room to spare. The quotas stand in it, too, so that who writes a charge holds
-to the same ceilings as everybody else, whatever he has heard of.
+Each charged pod is an entry under its UID, so that it is charged once however often the API server asks, and released
+once. An entry is *reserved* from the moment its pod is admitted until the controller has seen the pod, and *used* from
+then on. The quotas are part of the document, so that every replica that writes a charge checks it against the same hard
+limits, however old its own view of the quotas is. A compare-and-swap replaces the document as a whole.
 
     {"v": 1, "namespace": "<uid>", "state": "open", "quotasAt": 4711, "quotas": [...], "holders": [...],
      "groups": [{"charge": {"model": "A100", "cores": 50, "memoryMiB": 7680}, "since": 1700000000, "pods": "<uids>"}]}
+
+Pods with equal charges form a group, with 22 characters for each pod: 30,000 pods fit into one ConfigMap.
 """
 
 import binascii
@@ -19,48 +20,48 @@ import msgspec
 from msgspec import Struct
 
 from vcuda.amounts import Amounts
-from vcuda.charging import (
-    DEFAULT_REMEDIES,
-    Charge,
-    ChargeFit,
-    Demand,
-    Holder,
-    QuotaUsage,
-    RemedyContext,
-    exceeded,
-    fit_charge,
-    model_by_name,
-)
-from vcuda.decision import Code, Reason
+from vcuda.charging import Demand, fit_charge
+from vcuda.decision import Reason
 from vcuda.decoding import decoder_for
 from vcuda.namespace_policy import Mode, NamespacePolicy, combine_policies
 from vcuda.pod_options import PodOptions
 from vcuda.quota import Quota
+from vcuda.quota_refusals import (
+    DEFAULT_REMEDIES,
+    RemedyContext,
+    ledger_full,
+    ledger_missing,
+    ledger_rebuilding,
+    quota_exceeded,
+)
+from vcuda.quota_usage import Charge, Holder, QuotaUsage, model_by_name
 
 VERSION = 1
-# 16 bytes in base64, without its padding.
 UID_BYTES = 16
-WIDTH = 22
-# ConfigMaps hold a mebibyte; what is beyond it could not be written, and nothing could be freed any more.
+# 16 bytes in base64, without the padding.
+KEY_WIDTH = 22
+# A ConfigMap holds at most 1 MiB. A ledger that outgrew it could not be written any more, not even to release charges.
 MAX_BYTES = 900_000
 MAX_HOLDERS = 8
-# What stands around the pods of a group beside the model's name, and what one holder takes: names have their limits.
+# Upper bounds for a group without its pods and its model's name, and for a holder with the longest names.
 GROUP_BYTES, HOLDER_BYTES = 160, 600
 
-# A pod's uid as it is written here.
+# A pod's UID in base64.
 PodKey = str
 
 
 class LedgerState(StrEnum):
-    """A ledger is wanted by who needs one, closed while it is rebuilt, and open when it is known to be right."""
+    """Only an open ledger admits pods."""
 
-    WANTED = "wanted"
-    CLOSED = "closed"
+    # A webhook needs a ledger, and the controller has not created it yet.
+    REQUESTED = "wanted"
+    # It was lost: pods that the lost one admitted may still appear, and have to be counted first.
+    REBUILDING = "closed"
     OPEN = "open"
 
 
 class ChargeGroup(Struct, frozen=True, omit_defaults=True):
-    """Pods with the same charge, reserved in the same second or, with none, in use."""
+    """Pods with the same charge: reserved in the same second, or used if `since` is None."""
 
     charge: Charge
     pods: str
@@ -68,7 +69,7 @@ class ChargeGroup(Struct, frozen=True, omit_defaults=True):
 
 
 class LedgerDocument(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """A ledger as it is written."""
+    """A ledger as it is stored. `namespace` is the UID of the namespace, not its name."""
 
     v: int
     namespace: str
@@ -81,48 +82,48 @@ class LedgerDocument(Struct, frozen=True, rename="camel", omit_defaults=True, kw
 
 
 DECODER = decoder_for(LedgerDocument)
-# Where a charge stands: what is charged, and since when it is only reserved.
+# The charge of a pod, and the second since when it is reserved; None if it is used.
 LedgerEntry = tuple[Charge, int | None]
 
 
 def pack_uid(uid: str) -> PodKey:
-    """Write a pod's uid short; a ValueError if it is none."""
+    """Return the key of a pod; raises a ValueError if the text is not a UID."""
     try:
         number = binascii.unhexlify(uid.replace("-", ""))
     except ValueError:
         number = b""
     if len(number) != UID_BYTES:
-        raise ValueError(f"{uid!r} is no uid of a pod")
-    return binascii.b2a_base64(number, newline=False)[:WIDTH].decode()
+        raise ValueError(f"{uid!r} is not the UID of a pod")
+    return binascii.b2a_base64(number, newline=False)[:KEY_WIDTH].decode()
 
 
-def unpack_uid(short: PodKey) -> str:
-    """Give the uid again."""
-    return str(uuid.UUID(bytes=binascii.a2b_base64(f"{short}==")))
+def unpack_uid(key: PodKey) -> str:
+    return str(uuid.UUID(bytes=binascii.a2b_base64(f"{key}==")))
 
 
 class Ledger:
-    """A ledger to be changed, by one who then writes it back as a whole. Copy it before a change that may be undone."""
+    """A ledger in memory. Not thread-safe: copy it, change the copy, and write the copy back as a whole."""
 
-    def __init__(self, namespace: str = "", state: LedgerState = LedgerState.WANTED) -> None:
+    def __init__(self, namespace: str = "", state: LedgerState = LedgerState.REQUESTED) -> None:
         self.namespace, self.state = namespace, state
         self.quotas: tuple[Quota, ...] = ()
         self.quotas_at = 0
         self.versions: dict[str, int] = {}
         self.holders: tuple[Holder, ...] = ()
+        # The same entries twice: the keys of each group in one text, as they are stored, and the entry of each pod.
         self._groups: dict[LedgerEntry, str] = {}
-        self._places: dict[PodKey, LedgerEntry] = {}
+        self._entries: dict[PodKey, LedgerEntry] = {}
+        # Computed when needed, and dropped by the change that makes them obsolete.
         self._usage: QuotaUsage | None = None
         self._quotas_size: int | None = None
-        # Counts what was changed, so that who wrote nothing into it need not write it back.
+        # Counts changes: a ledger with none need not be written back.
         self.changes = 0
 
     def copy(self) -> "Ledger":
-        """Give an independent one."""
         other = Ledger(self.namespace, self.state)
         other.quotas, other.quotas_at, other.holders = self.quotas, self.quotas_at, self.holders
         other.versions, other._quotas_size = self.versions, self._quotas_size
-        other._groups, other._places = self._groups.copy(), self._places.copy()
+        other._groups, other._entries = self._groups.copy(), self._entries.copy()
         return other
 
     def __eq__(self, other: object) -> bool:
@@ -131,128 +132,125 @@ class Ledger:
     __hash__ = None  # type: ignore[assignment] # it changes
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def __contains__(self, pod: PodKey) -> bool:
-        return pod in self._places
+        return pod in self._entries
 
-    def place(self, pod: PodKey) -> LedgerEntry | None:
-        """Give what a pod is charged, and since when it is reserved; None if it is not charged."""
-        return self._places.get(pod)
+    def entry(self, pod: PodKey) -> LedgerEntry | None:
+        """Return what a pod is charged, and since when it is reserved; None if it is not charged."""
+        return self._entries.get(pod)
 
     def charge(self, pod: PodKey) -> Charge:
-        """Give what a pod is charged; a KeyError if it is not."""
-        return self._places[pod][0]
+        """Return what a pod is charged; raises a KeyError if it is not."""
+        return self._entries[pod][0]
 
     def reservations(self) -> Iterator[tuple[PodKey, int]]:
-        """Give the pods that nobody has seen yet, and since when they are expected."""
+        """Yield the reserved pods, each with the second since when."""
         for (_, since), pods in self._groups.items():
             if since is not None:
-                for pod in split_uids(pods):
+                for pod in split_keys(pods):
                     yield pod, since
 
     def pods(self) -> KeysView[PodKey]:
-        """Give all pods that are charged."""
-        return self._places.keys()
+        """Return all charged pods, used and reserved."""
+        return self._entries.keys()
 
     def groups(self) -> Iterator[ChargeGroup]:
-        """Give all charges, equal ones together."""
         for (charge, since), pods in self._groups.items():
             yield ChargeGroup(charge, pods, since)
 
     def put(self, pod: PodKey, charge: Charge, since: int | None) -> None:
-        """Charge a pod, or change its charge."""
-        self._take_out(pod)
-        place = charge, since
-        self._places[pod] = place
-        self._groups[place] = self._groups.get(place, "") + pod
-        self._touch()
+        """Set the entry of a pod without checking it against the quotas; `since` is None if it is used."""
+        self._delete(pod)
+        entry = charge, since
+        self._entries[pod] = entry
+        self._groups[entry] = self._groups.get(entry, "") + pod
+        self._mark_changed()
 
-    def remove(self, pod: PodKey) -> bool:
-        """Free what a pod held; False if it held nothing."""
-        found = self._take_out(pod)
-        if found:
-            self._touch()
-        return found
+    def release(self, pod: PodKey) -> bool:
+        """Delete the entry of a pod; returns whether it had one."""
+        deleted = self._delete(pod)
+        if deleted:
+            self._mark_changed()
+        return deleted
 
     def set_quotas(self, quotas: Iterable[Quota], at: int, versions: Mapping[str, int] | None = None) -> None:
-        """Hold to these quotas; `at` is the version up to which they are known, `versions` that of each."""
+        """Replace the quotas. `versions` are their resource versions, and `at` the one up to which all are known."""
         self.quotas, self.quotas_at, self.versions = tuple(quotas), at, dict(versions or {})
         self._quotas_size = None
-        self._touch()
+        self._mark_changed()
 
     def set_state(self, state: LedgerState, namespace: str) -> None:
-        """Open or close it, for one very namespace."""
+        """Set the state, and the UID of the namespace for which it is valid."""
         if (state, namespace) != (self.state, self.namespace):
             self.state, self.namespace = state, namespace
-            self._touch()
+            self._mark_changed()
 
     def set_holders(self, holders: Iterable[Holder]) -> None:
-        """Name those who hold most."""
-        if (told := tuple(holders)[:MAX_HOLDERS]) != self.holders:
-            self.holders = told
-            self._touch()
+        """Set the largest holders; only the first `MAX_HOLDERS` are kept."""
+        if (first := tuple(holders)[:MAX_HOLDERS]) != self.holders:
+            self.holders = first
+            self._mark_changed()
 
     @property
     def policy(self) -> NamespacePolicy:
-        """What the quotas say together."""
+        """The policies of all quotas combined."""
         return combine_policies([quota.policy for quota in self.quotas])
 
     @property
     def usage(self) -> QuotaUsage:
-        """Where the namespace stands now."""
         if self._usage is None:
             used: dict[str, Amounts] = {}
             reserved: dict[str, Amounts] = {}
             for (charge, since), pods in self._groups.items():
-                into, count = (used if since is None else reserved), len(pods) // WIDTH
+                by_model, count = (used if since is None else reserved), len(pods) // KEY_WIDTH
                 total = charge.amounts.times(count)
-                into[charge.model] = into.get(charge.model, Amounts()) + total
+                by_model[charge.model] = by_model.get(charge.model, Amounts()) + total
             self._usage = QuotaUsage(self.quotas, used, reserved, self.holders)
         return self._usage
 
     def size(self) -> int:
-        """Say how long the document can be at the most: pods, what stands around them, quotas and holders."""
+        """Return an upper bound of the document's length in bytes, without encoding it."""
         if self._quotas_size is None:
             self._quotas_size = len(msgspec.json.encode((self.quotas, self.versions)))
-        around = sum(GROUP_BYTES + len(charge.model) for charge, _ in self._groups)
-        return WIDTH * len(self._places) + around + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
+        groups = sum(GROUP_BYTES + len(charge.model) for charge, _ in self._groups)
+        return KEY_WIDTH * len(self._entries) + groups + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
 
     def reserve(self, pod: PodKey, charge: Charge, now_s: int) -> None:
-        """Charge a new pod, keeping what is known of the standing: many are reserved in a row."""
+        """Add a reservation for a new pod without checking it against the quotas."""
+        # A batch reserves many pods in a row: adding to the usage is much cheaper than computing it again for each.
         usage = self.usage
         self.put(pod, charge, now_s)
-        usage.take(model_by_name(charge.model), charge.amounts)
+        usage.reserve(model_by_name(charge.model), charge.amounts)
         self._usage = usage
 
-    def _touch(self) -> None:
+    def _mark_changed(self) -> None:
         self.changes += 1
         self._usage = None
 
-    def _take_out(self, pod: PodKey) -> bool:
-        place = self._places.pop(pod, None)
-        if place is None:
+    def _delete(self, pod: PodKey) -> bool:
+        entry = self._entries.pop(pod, None)
+        if entry is None:
             return False
-        pods = self._groups[place]
+        pods = self._groups[entry]
         at = pods.find(pod)
-        while at % WIDTH:  # somebody else's end and the next one's beginning
+        while at % KEY_WIDTH:  # a match of the end of one key and the beginning of the next
             at = pods.find(pod, at + 1)
-        rest = pods[:at] + pods[at + WIDTH :]
+        rest = pods[:at] + pods[at + KEY_WIDTH :]
         if rest:
-            self._groups[place] = rest
+            self._groups[entry] = rest
         else:
-            del self._groups[place]
+            del self._groups[entry]
         return True
 
 
-def split_uids(pods: str) -> Iterator[PodKey]:
-    """Give the pods of a group."""
-    for at in range(0, len(pods), WIDTH):
-        yield pods[at : at + WIDTH]
+def split_keys(pods: str) -> Iterator[PodKey]:
+    for at in range(0, len(pods), KEY_WIDTH):
+        yield pods[at : at + KEY_WIDTH]
 
 
 def encode_ledger(ledger: Ledger) -> str:
-    """Write a ledger."""
     document = LedgerDocument(
         v=VERSION,
         namespace=ledger.namespace,
@@ -267,38 +265,39 @@ def encode_ledger(ledger: Ledger) -> str:
 
 
 def decode_ledger(text: str) -> Ledger:
-    """Read a ledger; a ValueError says what is wrong with it."""
+    """Read a ledger; raises a ValueError that says what is wrong with it."""
     document = DECODER.decode(text)
     if document.v != VERSION:
-        raise ValueError(f"ledger version {document.v} is not known here, {VERSION} is")
+        raise ValueError(f"ledger version {document.v} is not supported, expected {VERSION}")
     ledger = Ledger(document.namespace, document.state)
     ledger.holders = document.holders
     ledger.set_quotas(document.quotas, document.quotas_at, document.versions)
+    # Filled directly: `put` would search and join the keys of a group once for each of its pods.
     for group in document.groups:
-        if len(group.pods) % WIDTH:
-            raise ValueError("a group of pods is cut off")
-        place = group.charge, group.since
-        ledger._groups[place] = ledger._groups.get(place, "") + group.pods  # noqa: SLF001 - our own
-        for pod in split_uids(group.pods):
-            if pod in ledger._places:  # noqa: SLF001
+        if len(group.pods) % KEY_WIDTH:
+            raise ValueError("the pods of a group are truncated")
+        entry = group.charge, group.since
+        ledger._groups[entry] = ledger._groups.get(entry, "") + group.pods  # noqa: SLF001 - our own
+        for pod in split_keys(group.pods):
+            if pod in ledger._entries:  # noqa: SLF001
                 raise ValueError(f"pod {unpack_uid(pod)} is charged twice")
-            ledger._places[pod] = place  # noqa: SLF001
+            ledger._entries[pod] = entry  # noqa: SLF001
     return ledger
 
 
 def reserved_pods_in(text: str) -> Iterator[PodKey]:
-    """Give the pods that are reserved in a ledger as it is written; none if it is no ledger."""
+    """Yield the reserved pods of a stored ledger; none if it is unreadable."""
     try:
         groups = DECODER.decode(text).groups
     except ValueError:
         return
     for group in groups:
         if group.since is not None:
-            yield from split_uids(group.pods)
+            yield from split_keys(group.pods)
 
 
 class ChargeRequest(Struct, frozen=True):
-    """A pod that wants to be charged: what it needs on cards of a size, and where it may run."""
+    """A pod to be charged. `cards` is the memory of the largest GPU of each model that it can get."""
 
     pod: PodKey
     demand: Demand
@@ -309,7 +308,10 @@ class ChargeRequest(Struct, frozen=True):
 
 
 class ChargeResult(Struct, frozen=True):
-    """What a ledger says to a claim. `audited` are reasons that would refuse it if its quota were enforced."""
+    """The outcome of a charge: refused exactly if there are reasons.
+
+    `audited` are the reasons for which it would be refused if the quota were enforced.
+    """
 
     charge: Charge | None = None
     reasons: tuple[Reason, ...] = ()
@@ -317,69 +319,68 @@ class ChargeResult(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def reserve(ledger: Ledger, claim: ChargeRequest, now_s: int, cluster_mode: Mode) -> ChargeResult:
-    """Charge a pod that is about to be created, once; refuse it if there is no room."""
+def reserve(ledger: Ledger, request: ChargeRequest, now_s: int, cluster_mode: Mode) -> ChargeResult:
+    """Charge a pod that is about to be created, or refuse it. A pod that is charged already keeps its charge."""
     enforced = ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE
     if ledger.state is not LedgerState.OPEN:
-        told = (ledger_not_open(ledger.state),)
-        return ChargeResult(reasons=told) if enforced else ChargeResult(audited=told)
-    if (found := ledger.place(claim.pod)) is not None:
-        return ChargeResult(found[0])
+        reasons = (ledger_not_open(ledger.state),)
+        return ChargeResult(reasons=reasons) if enforced else ChargeResult(audited=reasons)
+    if (entry := ledger.entry(request.pod)) is not None:
+        return ChargeResult(entry[0])
+    # Also in audit mode: what is not in the ledger could not be accounted for.
     if ledger.size() > MAX_BYTES:
-        return ChargeResult(reasons=(ledger_full(ledger),))
-    found_fit: ChargeFit = fit_charge(ledger.usage, claim.demand, claim.options, claim.cards, claim.remedies)
-    if found_fit.reasons and enforced:
-        return ChargeResult(reasons=found_fit.reasons)
-    if not claim.dry_run:
-        ledger.reserve(claim.pod, found_fit.charge, now_s)
-    return ChargeResult(found_fit.charge, audited=found_fit.reasons)
+        return ChargeResult(reasons=(ledger_full(len(ledger)),))
+    fit = fit_charge(ledger.usage, request.demand, request.options, request.cards, request.remedies)
+    if fit.reasons and enforced:
+        return ChargeResult(reasons=fit.reasons)
+    if not request.dry_run:
+        ledger.reserve(request.pod, fit.charge, now_s)
+    return ChargeResult(fit.charge, audited=fit.reasons)
 
 
 def mark_used(ledger: Ledger, pod: PodKey) -> None:
-    """Make a reservation usage: its pod is there."""
-    if (found := ledger.place(pod)) is not None:
-        ledger.put(pod, found[0], None)
+    """Turn the reservation of a pod into usage, because the pod exists. Does nothing if it is not charged."""
+    if (entry := ledger.entry(pod)) is not None:
+        ledger.put(pod, entry[0], None)
 
 
 def adjust_charge(ledger: Ledger, pod: PodKey, charge: Charge, cluster_mode: Mode = Mode.ENFORCE) -> ChargeResult:
-    """Make a pod's charge what it will really hold, as usage: turn, move, lower or obtain it; or refuse.
+    """Replace the charge of a pod, or add one, when its GPUs are known; it counts as used from then on.
 
-    For whoever is about to give the pod its GPUs. What it held before counts as free, and what does not grow is
-    never refused: lowering a charge must work in a namespace that is over its quota.
+    Refused only where it grows: lowering a charge must work in a namespace that exceeds its quota.
     """
     if ledger.state is not LedgerState.OPEN:
         return ChargeResult(reasons=(ledger_not_open(ledger.state),))
-    before = ledger.place(pod)
+    before = ledger.entry(pod)
     if before is None and ledger.size() > MAX_BYTES:
-        return ChargeResult(reasons=(ledger_full(ledger),))
+        return ChargeResult(reasons=(ledger_full(len(ledger)),))
+    # Without its previous charge: what the pod holds itself is free for it.
     trial = ledger.copy()
-    trial.remove(pod)
+    trial.release(pod)
     usage, model = trial.usage, model_by_name(charge.model)
-    held = usage.charged(model_by_name(before[0].model), before[0].amounts) if before else Amounts()
-    asked = usage.charged(model, charge.amounts)
-    missing = [key for key in usage.short(model, charge.amounts) if asked[key] > held[key]]
-    reasons = tuple(exceeded(key, charge.amounts, model, usage) for key in missing)
-    enforced = ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE
-    if reasons and enforced:
+    held = usage.amounts_by_limit(model_by_name(before[0].model), before[0].amounts) if before else Amounts()
+    asked = usage.amounts_by_limit(model, charge.amounts)
+    exceeded = [key for key in usage.exceeded_limits(model, charge.amounts) if asked[key] > held[key]]
+    reasons = tuple(quota_exceeded(key, charge.amounts, model, usage) for key in exceeded)
+    if reasons and ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE:
         return ChargeResult(reasons=reasons)
     ledger.put(pod, charge, None)
     return ChargeResult(charge, audited=reasons)
 
 
 def merge_newer_quotas(ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int]) -> None:
-    """Take quotas over that are newer than those in the ledger, each by itself; take none away.
+    """Replace quotas by newer versions and add new ones; remove none.
 
-    For who hears of quotas from several sides, some of them late. That one is gone is for the controller to say; what
-    it took away does not come back by one who has not heard of it.
+    For webhooks, whose caches may be behind in any of several watches. Only the controller removes a quota; a webhook
+    that still has it must not add it again, so a quota the ledger does not have must be newer than `quotas_at`.
     """
     known = ledger.versions
     newer = {each.name: each for each in quotas if versions.get(each.name, 0) > known.get(each.name, ledger.quotas_at)}
     if not newer:
         return
-    held = {quota.name: quota for quota in ledger.quotas}
-    # A quota of its own takes the place of the default one, which has no version.
-    kept = {name: quota for name, quota in held.items() if ledger.versions.get(name)}
-    merged = kept | newer
+    # A quota of the namespace replaces the configured default, which has no version.
+    versioned = {quota.name: quota for quota in ledger.quotas if known.get(quota.name)}
+    merged = versioned | newer
     current = {name: max(versions.get(name, 0), known.get(name, 0)) for name in merged}
     ledger.set_quotas([merged[name] for name in sorted(merged)], ledger.quotas_at, current)
 
@@ -387,47 +388,25 @@ def merge_newer_quotas(ledger: Ledger, quotas: Iterable[Quota], versions: Mappin
 def reconcile_quotas(
     ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int], at: int, is_gone: Callable[[str], bool]
 ) -> None:
-    """Make the quotas those there are: what is older than in the ledger does not count, what is missing is asked for.
+    """Make the quotas of a ledger those of the cluster.
 
-    `is_gone` is asked of each quota in the ledger that was not heard of, and has to know.
+    Where the ledger has a newer version of a quota, that is kept. A quota that is missing in `quotas` is removed only
+    if `is_gone` confirms it: the cache may not have seen it yet.
     """
-    found = {quota.name: quota for quota in quotas}
-    known = {name: versions.get(name, 0) for name in found}
+    current = {quota.name: quota for quota in quotas}
+    known = {name: versions.get(name, 0) for name in current}
     for quota in ledger.quotas:
         version = ledger.versions.get(quota.name, 0)
-        if quota.name in found:
+        if quota.name in current:
             if version > known[quota.name]:
-                found[quota.name], known[quota.name] = quota, version
+                current[quota.name], known[quota.name] = quota, version
         elif version and not is_gone(quota.name):
-            found[quota.name], known[quota.name] = quota, version
-    wanted = tuple(found[name] for name in sorted(found))
-    # Their versions count even where they say the same: what was said in between must not come back.
-    if (wanted, known) != (ledger.quotas, ledger.versions):
-        ledger.set_quotas(wanted, at, known)
+            current[quota.name], known[quota.name] = quota, version
+    ordered = tuple(current[name] for name in sorted(current))
+    # Versions are compared too: a quota that was changed and changed back must not fall back to what was in between.
+    if (ordered, known) != (ledger.quotas, ledger.versions):
+        ledger.set_quotas(ordered, at, known)
 
 
 def ledger_not_open(state: LedgerState) -> Reason:
-    """Say that nothing is charged while it is not known what is charged already."""
-    lost = state is LedgerState.CLOSED
-    return Reason(
-        code=Code.LEDGER_NOT_OPEN,
-        field="metadata.namespace",
-        value="",
-        message="the ledger of this namespace was lost and is being rebuilt; it opens when no pod that was admitted "
-        "before can appear any more"
-        if lost
-        else "this namespace has no ledger yet; Quotient's controller makes it",
-        remedy="try again in a minute" if lost else "try again; if it stays so, see whether the controller runs",
-    )
-
-
-def ledger_full(ledger: Ledger) -> Reason:
-    """Say that a namespace has more pods than can be kept account of."""
-    return Reason(
-        code=Code.QUOTA_EXCEEDED,
-        field="metadata.namespace",
-        value=str(len(ledger)),
-        message=f"this namespace holds {len(ledger)} pods with GPUs, and its ledger has no room for more",
-        remedy="use another namespace, or wait until pods have ended",
-        numbers={"asked": 1, "used": len(ledger)},
-    )
+    return ledger_rebuilding() if state is LedgerState.REBUILDING else ledger_missing()

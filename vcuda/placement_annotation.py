@@ -1,4 +1,7 @@
-"""Which GPUs the containers of a pod got, as it is written on the pod with its binding."""
+"""The annotation `<domain>/gpu-placement`: which GPUs the containers of a pod got, and how much of each.
+
+Written with the pod's binding, and again by the node plugin where it had to choose other GPUs.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +14,7 @@ VERSION = 1
 
 
 class GpuSlice(Struct, frozen=True, rename="camel"):
-    """What a container got of one card."""
+    """What a container got of one GPU."""
 
     uuid: str
     cores: int
@@ -19,7 +22,7 @@ class GpuSlice(Struct, frozen=True, rename="camel"):
 
 
 class PlacementDocument(Struct, frozen=True):
-    """All GPU containers of a pod, one entry for each card."""
+    """The annotation: the slices of each GPU container, one for each of its GPUs."""
 
     v: int
     containers: dict[str, tuple[GpuSlice, ...]]
@@ -29,21 +32,21 @@ DECODER = decoder_for(PlacementDocument)
 
 
 def encode_placement(containers: Mapping[str, Sequence[GpuSlice]]) -> str:
-    """Write the annotation."""
     return msgspec.json.encode(
-        PlacementDocument(VERSION, {name: tuple(given) for name, given in containers.items()})
+        PlacementDocument(VERSION, {name: tuple(slices) for name, slices in containers.items()})
     ).decode()
 
 
 def decode_placement(text: str) -> dict[str, tuple[GpuSlice, ...]] | None:
-    """Read the annotation; None if it is missing or not one of ours."""
+    """Return the slices by container name; None if the annotation is missing, unreadable or of another version."""
     try:
-        found = DECODER.decode(text)
+        document = DECODER.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        # Pods admitted before Quotient was installed may carry any text here: as good as no placement.
         return None
-    return found.containers if found.v == VERSION else None
+    return document.containers if document.v == VERSION else None
 
 
 def placed_uuids(text: str) -> list[str]:
-    """Give the uuids of the cards a pod got; none if the annotation is missing or not one of ours."""
+    """Return the UUIDs of all GPUs of a pod, sorted; none where `decode_placement` returns None."""
     return sorted({each.uuid for slices in (decode_placement(text) or {}).values() for each in slices})

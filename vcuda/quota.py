@@ -1,6 +1,6 @@
-"""Quotas: what a namespace may use, by GPU model, as people write them and as they are held to.
+"""Quotas: what a namespace may use, by GPU model. Parsed from the two forms in which people write them.
 
-Two forms are read. In the namespace itself, the key `quota.yaml` of a labelled ConfigMap:
+In the namespace itself, the key `quota.yaml` of a labelled ConfigMap:
 
     types:
       A100: {cores: 400, memory: 160Gi}
@@ -24,7 +24,7 @@ from msgspec import Struct
 from vcuda.decision import printable
 from vcuda.decoding import convert
 from vcuda.dimensions import CORES, DIMENSIONS, MEMORY, PODS
-from vcuda.gpu_model import GpuModel, matches, never_matches, parse_model
+from vcuda.gpu_model import GpuModel, is_model, matches, never_matches
 from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy
 from vcuda.quantity import QuantityError, parse_quantity
@@ -35,11 +35,12 @@ ALL_TYPES = "*"
 DENY: Literal["deny"] = "deny"
 ALLOW: Literal["allow"] = "allow"
 FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode")
+# Every ledger of the namespace carries its quotas, and every charge is matched against all lines.
 MAX_LINES = 256
 
 
 class QuotaMistake(Struct, frozen=True):
-    """Something in a quota that cannot be meant: in which quota, where there, what stands there, what to write."""
+    """One mistake in a quota: the quota, the path in it, the value there, and what to write instead."""
 
     quota: str
     path: str
@@ -51,7 +52,7 @@ class QuotaMistake(Struct, frozen=True):
 
 
 class QuotaError(ValueError):
-    """A quota that cannot be meant, with everything that is wrong with it."""
+    """An invalid quota, with all its mistakes."""
 
     def __init__(self, *mistakes: QuotaMistake) -> None:
         super().__init__("\n".join(map(str, mistakes)))
@@ -59,7 +60,7 @@ class QuotaError(ValueError):
 
 
 class Quota(Struct, frozen=True):
-    """One quota: ceilings per line, and the policy that stands with them. `name` says where it is written."""
+    """One quota. `types` has the limits of each line by dimension; `name` is where the quota is written."""
 
     name: str
     types: dict[str, dict[str, int]]
@@ -68,97 +69,94 @@ class Quota(Struct, frozen=True):
     policy: NamespacePolicy = NamespacePolicy()
 
     def lines(self, model: GpuModel) -> tuple[str, ...]:
-        """Name the lines that a model is charged to: the product's, the family's, and the one over all types."""
+        """Return the lines that a model is charged to: its product, its family, and "*"."""
         return tuple(line for line in self.types if line == ALL_TYPES or matches(line, model))
 
     def grants(self, model: GpuModel) -> bool:
-        """Tell whether this quota lets the namespace use a model at all."""
+        """Whether the namespace may use a model at all; "*" limits models, and does not grant them."""
         return self.unlisted == ALLOW or any(line != ALL_TYPES for line in self.lines(model))
 
 
 class QuotaParser:
-    """Collects what is wrong while a quota is read."""
+    """Checks the values of a quota. Mistakes are collected, so that all of them are reported at once.
 
-    def __init__(self, where: str, unit_mib: int) -> None:
-        self.where, self.unit_mib = where, unit_mib
+    A method that reports a mistake returns a value of the right type, with which parsing goes on.
+    """
+
+    def __init__(self, quota: str, unit_mib: int) -> None:
+        self.quota, self.unit_mib = quota, unit_mib
         self.mistakes: list[QuotaMistake] = []
 
-    def wrong(self, path: str, value: Any, message: str) -> None:  # noqa: ANN401 - whatever was written
-        """Note a mistake."""
-        self.mistakes.append(QuotaMistake(self.where, path, printable(json_like(value)), message))
+    def report(self, path: str, value: Any, remedy: str) -> None:  # noqa: ANN401 - any JSON or YAML value
+        self.mistakes.append(QuotaMistake(self.quota, path, printable(as_written(value)), remedy))
 
     def mapping(self, path: str, value: Any, remedy: str) -> dict[str, Any]:  # noqa: ANN401
-        """Expect a mapping."""
         if isinstance(value, dict):
             return value
-        self.wrong(path, value, remedy)
+        self.report(path, value, remedy)
         return {}
 
     def choice(self, path: str, value: Any, choices: Sequence[str]) -> str:  # noqa: ANN401
-        """Expect one of a few words; the first is taken while the mistake is told."""
         if value in choices and isinstance(value, str):
             return value
-        self.wrong(path, value, f"write one of {', '.join(choices)}")
+        self.report(path, value, f"write one of {', '.join(choices)}")
         return choices[0]
 
-    def whole(self, path: str, value: Any, remedy: str) -> int:  # noqa: ANN401
-        """Expect a whole number that is not negative."""
+    def count(self, path: str, value: Any, remedy: str) -> int:  # noqa: ANN401
+        # A bool is an int in Python, and `cores: true` is a mistake.
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        self.wrong(path, value, remedy)
+        self.report(path, value, remedy)
         return 0
 
-    def unknown(self, path: str, fields: Iterable[str], known: Sequence[str]) -> None:
-        """Refuse fields that mean nothing: a slip of the pen must not be an unlimited quota."""
+    def known_fields(self, prefix: str, fields: Iterable[str], known: Sequence[str]) -> None:
+        # A misspelled field that was ignored would leave the namespace without a limit.
         for field in fields:
             if field not in known:
-                self.wrong(f"{path}{field}", field, f"there is no such field; there are {', '.join(known)}")
+                self.report(f"{prefix}{field}", field, f"unknown field; the fields are {', '.join(known)}")
 
     def pools(self, path: str, value: Any) -> tuple[str, ...] | None:  # noqa: ANN401
-        """Expect a list of names of pools; an empty one means all."""
+        """Return the names of node pools without repetitions; None, which means all pools, if there are none."""
         if value is None:
             return None
         if isinstance(value, list) and all(isinstance(pool, str) and pool for pool in value):
             return tuple(dict.fromkeys(value)) or None
-        self.wrong(path, value, "write a list of node pools, as in [training]")
+        self.report(path, value, "write a list of node pools, such as [training]")
         return None
 
     def model(self, path: str, line: str) -> None:
-        """Expect the name of a model or a family."""
-        if never_matches(line):
-            self.wrong(path, line, "no card is called so: write a model or a family such as A100, T4 or RTX-3090")
-            return
-        try:
-            parse_model(line)
-        except ValueError as wrong:
-            self.wrong(path, line, str(wrong).partition(": ")[2])
+        if never_matches(line) or not is_model(line):
+            self.report(path, line, "not a GPU model; write a model or a family such as A100, T4 or RTX-3090")
 
     def memory_mib(self, path: str, value: Any) -> int:  # noqa: ANN401
-        """Expect memory, in bytes or in units; what is not a whole MiB is not granted."""
+        """Return memory written in bytes or in units; bytes beyond a whole MiB are not granted."""
         try:
             amount = parse_quantity(value)
+            # Requests are rounded up to whole MiB, so limits are rounded down.
             rounded_up = requested_mib(amount, self.unit_mib)
             return amount.whole // MIB if is_in_bytes(amount, self.unit_mib) else rounded_up
-        except (QuantityError, TypeError) as wrong:
-            self.wrong(path, value, f"{wrong}; write memory as in 160Gi, or a number of {self.unit_mib} MiB units")
-            return 0
+        except QuantityError as error:
+            problem = str(error)
+        except TypeError:  # a list or a mapping
+            problem = "not a quantity"
+        self.report(path, value, f"{problem}; write memory such as 160Gi, or a number of {self.unit_mib} MiB units")
+        return 0
 
 
-def json_like(value: Any) -> str:  # noqa: ANN401 - whatever was written
-    """Show a value as it would stand in a document."""
+def as_written(value: Any) -> str:  # noqa: ANN401 - any JSON or YAML value
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota:
-    """Read a `quota.yaml`; a QuotaError tells everything that is wrong with it."""
+    """Parse a `quota.yaml`; raises a QuotaError with all mistakes."""
     try:
         documents = parse_documents(text, plain_numbers=True)
-    except DocumentError as wrong:
-        raise QuotaError(QuotaMistake(name, "", "", str(wrong))) from None
+    except DocumentError as error:
+        raise QuotaError(QuotaMistake(name, "", "", str(error))) from None
     if len(documents) != 1:
-        raise QuotaError(QuotaMistake(name, "", "", f"holds {len(documents)} documents; write one"))
+        raise QuotaError(QuotaMistake(name, "", "", f"contains {len(documents)} YAML documents; write exactly one"))
     parser = QuotaParser(name, unit_mib)
-    body = parser.mapping("quota", documents[0], f"write a mapping with {', '.join(FIELDS)}")
+    body = parser.mapping("quota", documents[0], f"write a mapping with the fields {', '.join(FIELDS)}")
     quota = read_quota(body, name, parser)
     if parser.mistakes:
         raise QuotaError(*parser.mistakes)
@@ -166,16 +164,18 @@ def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota
 
 
 def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
-    """Read the fields of a quota."""
-    parser.unknown("", body, FIELDS)
+    parser.known_fields("", body, FIELDS)
     if isinstance(body.get("types"), dict) and len(body["types"]) > MAX_LINES:
-        parser.wrong("types", len(body["types"]), f"too many lines; write at most {MAX_LINES}, by family")
+        parser.report(
+            "types", len(body["types"]), f"too many lines; write at most {MAX_LINES}, for families instead of products"
+        )
     types = {
         str(line): read_line(f"types.{line}", line, limits, parser)
         for line, limits in parser.mapping(
             "types", body.get("types", {}), "write lines such as A100: {cores: 400}"
         ).items()
     }
+    # A quota that lists no models limits all of them together; denying the unlisted ones would deny every model.
     unlisted = ALLOW if set(types) <= {ALL_TYPES} else DENY
     if "unlisted" in body:
         unlisted = ALLOW if parser.choice("unlisted", body["unlisted"], (DENY, ALLOW)) == ALLOW else DENY
@@ -193,61 +193,82 @@ def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
 
 
 def read_line(path: str, line: str, limits: Any, parser: QuotaParser) -> dict[str, int]:  # noqa: ANN401
-    """Read the ceilings of one line."""
+    """Return the limits of one line by dimension; a dimension that is not written is not limited."""
     if line != ALL_TYPES:
         parser.model(path, line)
     read: dict[str, Callable[[str, Any], int]] = {
-        CORES: lambda at, value: parser.whole(at, value, "write cores as a whole number; 100 is one GPU"),
+        CORES: lambda at, value: parser.count(at, value, "write a whole number of cores, 0 or more; 100 is one GPU"),
         MEMORY: parser.memory_mib,
-        PODS: lambda at, value: parser.whole(at, value, "write a whole number of pods"),
+        PODS: lambda at, value: parser.count(at, value, "write a whole number of pods, 0 or more"),
     }
-    found = parser.mapping(path, limits, "write its ceilings, as in {cores: 400, memory: 160Gi, pods: 20}")
-    parser.unknown(f"{path}.", found, DIMENSIONS)
-    return {key: read[key](f"{path}.{key}", found[key]) for key in DIMENSIONS if key in found}
+    written = parser.mapping(path, limits, "write its limits, such as {cores: 400, memory: 160Gi, pods: 20}")
+    parser.known_fields(f"{path}.", written, DIMENSIONS)
+    return {key: read[key](f"{path}.{key}", written[key]) for key in DIMENSIONS if key in written}
 
 
 def read_core_limit_policy(value: Any, parser: QuotaParser) -> CoreLimitPolicy:  # noqa: ANN401
-    """Read how far fractions may burst."""
     if value is None:
         return CoreLimitPolicy()
     try:
         return convert(value, CoreLimitPolicy)
     except msgspec.ValidationError:
-        parser.wrong(
-            "coreLimit", value, f"write {{default: request, max: {CORES_PER_CARD}}}; both may be 1 to {CORES_PER_CARD}"
+        parser.report(
+            "coreLimit",
+            value,
+            f"write {{default: request, max: {CORES_PER_CARD}}}; default is request or 1 to {CORES_PER_CARD}, "
+            f"max is 1 to {CORES_PER_CARD}",
         )
         return CoreLimitPolicy()
 
 
+class DuplicateKey(ValueError):  # noqa: N818 - named for the mistake
+    """A key is written twice in a JSON object. The usual parser would silently take the last."""
+
+
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Read a JSON object in which nothing is said twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
-        raise ValueError(f"{printable(twice)!r} stands twice in it; write it once")
-    return found
+    """Build a JSON object; raises DuplicateKey."""
+    seen: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in seen:
+            raise DuplicateKey(f"duplicate key {printable(key)!r}; write it once")
+        seen[key] = value
+    return seen
 
 
 def parse_legacy_quotas(text: str, name: str) -> dict[str, Quota]:
-    """Read the older JSON for all namespaces; a namespace that it does not name has no quota here."""
+    """Parse the older JSON for all namespaces, by namespace; raises a QuotaError with all mistakes."""
     try:
         body = json.loads(text, object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as wrong:
-        raise QuotaError(QuotaMistake(name, "", "", f"not JSON as it should be: {wrong}")) from None
+    except DuplicateKey as error:
+        raise QuotaError(QuotaMistake(name, "", "", str(error))) from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise QuotaError(QuotaMistake(name, "", "", f"{where}: invalid JSON: {error.msg}")) from None
+    except (ValueError, RecursionError):
+        # A number with more than 4300 digits, or hundreds of nested brackets.
+        raise QuotaError(
+            QuotaMistake(name, "", "", "invalid JSON: nested too deeply, or a number with too many digits")
+        ) from None
     parser = QuotaParser(name, DEFAULT_UNIT_MIB)
     quotas: dict[str, Quota] = {}
-    for namespace, entry in parser.mapping("gpu_quota", body, "write namespaces and their quotas").items():
+    for namespace, entry in parser.mapping("gpu_quota", body, "write a mapping of namespaces to quotas").items():
         fields = parser.mapping(namespace, entry, 'write {"quota": {"A100": 4}, "pool": ["training"]}')
-        parser.unknown(f"{namespace}.", fields, ("quota", "pool"))
-        counts = parser.mapping(f"{namespace}.quota", fields.get("quota", {}), "write models and whole GPUs")
+        parser.known_fields(f"{namespace}.", fields, ("quota", "pool"))
+        counts = parser.mapping(
+            f"{namespace}.quota", fields.get("quota", {}), 'write GPUs by model, such as {"A100": 4}'
+        )
         for model in counts:
             parser.model(f"{namespace}.quota.{model}", model)
         quotas[namespace] = Quota(
             name=name,
             types={
-                model: {CORES: CORES_PER_CARD * parser.whole(f"{namespace}.quota.{model}", cards, "write whole GPUs")}
+                model: {
+                    CORES: CORES_PER_CARD
+                    * parser.count(f"{namespace}.quota.{model}", cards, "write a whole number of GPUs, 0 or more")
+                }
                 for model, cards in counts.items()
             },
+            # As in gpu-admission: an entry with pools alone restricts where pods run, and not how many.
             unlisted=DENY if "quota" in fields else ALLOW,
             policy=NamespacePolicy(parser.pools(f"{namespace}.pool", fields.get("pool"))),
         )

@@ -1,18 +1,21 @@
-"""What is questionable about quotas that can be read: beyond what the cluster has, or against one another."""
+"""Warnings about valid quotas that probably do not do what was intended.
+
+Limits beyond what the cluster has, limits that can never be reached, and quotas that contradict each other.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from vcuda.dimensions import CORES, MEMORY
-from vcuda.gpu_model import GpuModel, matches, parse_model
+from vcuda.dimensions import CORES, MEMORY, UNITS
+from vcuda.gpu_model import matches, parse_model
 from vcuda.namespace_policy import Mode, combine_policies
 from vcuda.quota import ALL_TYPES, Quota
 from vcuda.vocabulary import CORES_PER_CARD
 
 
 class CardCapacity(Struct, frozen=True):
-    """How many cards of a model a pool of the cluster has, and the memory of each."""
+    """The GPUs of one model in one node pool: how many, and the memory of each. A value that is not known is 0."""
 
     model: str
     cards: int
@@ -21,7 +24,7 @@ class CardCapacity(Struct, frozen=True):
 
 
 class QuotaWarning(Struct, frozen=True):
-    """Something about a quota that is probably not meant: where, what, and what to do."""
+    """Something questionable in a quota: where, what, and what to do."""
 
     quota: str
     path: str
@@ -33,153 +36,163 @@ class QuotaWarning(Struct, frozen=True):
 
 
 def lint_quotas(
-    by_namespace: Mapping[str, Sequence[Quota]], stocks: Sequence[CardCapacity] | None
+    by_namespace: Mapping[str, Sequence[Quota]], capacity: Sequence[CardCapacity] | None
 ) -> list[QuotaWarning]:
-    """Find everything questionable; without stocks, what does not depend on the cluster."""
-    found: list[QuotaWarning] = []
+    """Return all warnings; without a capacity, those that do not depend on the cluster."""
+    warnings: list[QuotaWarning] = []
     for quotas in by_namespace.values():
         for quota in quotas:
-            found += within(quota)
-            found += beyond(quota, stocks) if stocks is not None else ()
-        found += between(quotas)
-    found += oversold(by_namespace, stocks) if stocks is not None else ()
-    return found
+            warnings += unreachable_limits(quota)
+            warnings += limits_beyond_cluster(quota, capacity) if capacity is not None else ()
+        warnings += conflicting_quotas(quotas)
+    warnings += overcommitted_models(by_namespace, capacity) if capacity is not None else ()
+    return warnings
 
 
-def having(stocks: Iterable[CardCapacity], line: str) -> list[CardCapacity]:
-    """Give the stocks that a line is about."""
-    return [stock for stock in stocks if line == ALL_TYPES or matches(line, parse_model(stock.model))]
+def matching_capacity(capacity: Iterable[CardCapacity], line: str) -> list[CardCapacity]:
+    return [each for each in capacity if line == ALL_TYPES or matches(line, parse_model(each.model))]
 
 
-def within(quota: Quota) -> Iterator[QuotaWarning]:
-    """Find lines of one quota of which a part can never be reached, because another line is stricter."""
+def unreachable_limits(quota: Quota) -> Iterator[QuotaWarning]:
+    """Find limits above that of a wider line of the same quota: a family, or "*"."""
     for line, limits in quota.types.items():
         wider = [
             other
             for other in quota.types
             if other != line and (other == ALL_TYPES or (line != ALL_TYPES and matches(other, parse_model(line))))
         ]
-        for dimension, most in limits.items():
+        for dimension, hard in limits.items():
             for other in wider:
-                least = quota.types[other].get(dimension)
-                if least is not None and least < most:
+                lower = quota.types[other].get(dimension)
+                if lower is not None and lower < hard:
                     yield QuotaWarning(
                         quota.name,
                         f"types.{line}.{dimension}",
-                        f"{most} can never be reached: the line {other} allows {least} of everything it matches",
-                        f"lower it to {least}, or raise types.{other}.{dimension}",
+                        f"the limit of {hard} can never be reached: types.{other}.{dimension} is {lower}",
+                        f"lower it to {lower}, or raise types.{other}.{dimension}",
                     )
 
 
-def beyond(quota: Quota, stocks: Sequence[CardCapacity]) -> Iterator[QuotaWarning]:
-    """Find lines that no node can serve, or not in full; in the pools that the namespace may use."""
+def limits_beyond_cluster(quota: Quota, capacity: Sequence[CardCapacity]) -> Iterator[QuotaWarning]:
+    """Find pools, models and amounts that the cluster does not have, in the pools that the namespace may use."""
     pools = quota.policy.pools
     if pools is not None:
         for pool in pools:
-            if all(stock.pool != pool for stock in stocks):
+            if all(each.pool != pool for each in capacity):
                 yield QuotaWarning(
-                    quota.name, "pools", f"no node with GPUs is in pool {pool}", "name another, or add nodes"
+                    quota.name, "pools", f"no node with GPUs is in pool {pool}", "name another pool, or add nodes to it"
                 )
-        stocks = [stock for stock in stocks if stock.pool in pools]
+        capacity = [each for each in capacity if each.pool in pools]
     where = "the cluster" if pools is None else f"pool {', '.join(pools)}"
-    for line, limits in quota.types.items():
-        matching = having(stocks, line)
-        if not matching:
-            known = ", ".join(sorted({stock.model for stock in stocks})) or "none at all"
+    for line in quota.types:
+        matching = matching_capacity(capacity, line)
+        if matching:
+            yield from amounts_beyond_cluster(quota, line, matching, where)
+            yield from memory_below_one_card(quota, line, matching)
+            continue
+        available = ", ".join(sorted({each.model for each in capacity})) or "none"
+        yield QuotaWarning(
+            quota.name,
+            f"types.{line}",
+            "no node has a GPU of this model" if pools is None else f"no node of {where} has a GPU of this model",
+            f"name a model that is available ({available}), or add nodes",
+        )
+
+
+def amounts_beyond_cluster(
+    quota: Quota, line: str, matching: Sequence[CardCapacity], where: str
+) -> Iterator[QuotaWarning]:
+    total: dict[str, int] = {}
+    # What some node does not report cannot be added up.
+    if all(each.cards for each in matching):
+        total[CORES] = sum(each.cards for each in matching) * CORES_PER_CARD
+        if all(each.memory_mib for each in matching):
+            total[MEMORY] = sum(each.cards * each.memory_mib for each in matching)
+    for dimension, hard in quota.types[line].items():
+        if dimension in total and hard > total[dimension]:
             yield QuotaWarning(
                 quota.name,
-                f"types.{line}",
-                "no node has such a card" if pools is None else f"no node of {where} has such a card",
-                f"name a model that there is ({known}), or add the nodes",
+                f"types.{line}.{dimension}",
+                f"the limit of {hard} {UNITS[dimension]} is more than {where} has: {total[dimension]}",
+                "lower it, or add nodes",
             )
-            continue
-        there = {
-            CORES: sum(stock.cards for stock in matching) * CORES_PER_CARD,
-            MEMORY: sum(stock.cards * stock.memory_mib for stock in matching),
-        }
-        # Of cards that nobody counted, or whose memory nobody said, nothing can be added up.
-        if not all(stock.cards for stock in matching):
-            continue
-        if not all(stock.memory_mib for stock in matching):
-            del there[MEMORY]
-        for dimension, most in limits.items():
-            if dimension in there and most > there[dimension]:
-                yield QuotaWarning(
-                    quota.name,
-                    f"types.{line}.{dimension}",
-                    f"{most} is more than {where} has: {there[dimension]}",
-                    "lower it, or add nodes",
-                )
-        yield from starved(quota, line, matching)
 
 
-def starved(quota: Quota, line: str, matching: Sequence[CardCapacity]) -> Iterator[QuotaWarning]:
-    """Find lines whose memory does not go with their cores."""
-    limits, smallest = quota.types[line], min(stock.memory_mib for stock in matching)
+def memory_below_one_card(quota: Quota, line: str, matching: Sequence[CardCapacity]) -> Iterator[QuotaWarning]:
+    """Find lines that allow the cores of a whole GPU, but not its memory."""
+    # As for amounts: what some node does not report may change the result.
+    if not all(each.cards for each in matching):
+        return
+    limits, smallest = quota.types[line], min(each.memory_mib for each in matching)
+    # A limit of 0 is deliberate.
     if CORES in limits and MEMORY in limits and limits[CORES] >= CORES_PER_CARD and 0 < limits[MEMORY] < smallest:
         yield QuotaWarning(
             quota.name,
             f"types.{line}.{MEMORY}",
-            f"{limits[MEMORY]} MiB is less than one whole card has ({smallest} MiB), though {limits[CORES]} cores are "
-            "allowed: no pod with a whole card fits",
-            "raise it, or allow less than 100 cores if only parts of cards are meant",
+            f"the limit of {limits[MEMORY]} MiB is less than the memory of one GPU ({smallest} MiB), although "
+            f"{limits[CORES]} cores are allowed: no pod with a whole GPU fits",
+            f"raise it, or limit cores to less than {CORES_PER_CARD} if only fractions are intended",
         )
 
 
-def between(quotas: Sequence[Quota]) -> Iterator[QuotaWarning]:
-    """Find what several quotas of one namespace make impossible together: all of them apply."""
+def conflicting_quotas(quotas: Sequence[Quota]) -> Iterator[QuotaWarning]:
+    """Find what several quotas of one namespace rule out together, because all of them apply."""
     for quota in quotas:
         for line in quota.types:
             if line == ALL_TYPES:
                 continue
-            model: GpuModel = parse_model(line)
             for other in quotas:
-                if other is not quota and not other.grants(model) and not narrower(other, line):
+                if other is not quota and not other.grants(parse_model(line)) and not lists_product_of(other, line):
                     yield QuotaWarning(
                         quota.name,
                         f"types.{line}",
-                        f"nothing of it can be used: {other.name} does not name it, and denies what it does not name",
-                        f"name it in {other.name} too, or write unlisted: allow there",
+                        f"this model cannot be used: {other.name} does not list it, and denies models that it does not "
+                        "list",
+                        f"list it in {other.name} too, or set unlisted: allow there",
                     )
     if len(quotas) > 1 and combine_policies([quota.policy for quota in quotas]).pools == ():
         yield QuotaWarning(
             quotas[0].name,
             "pools",
-            "the namespace's quotas have no node pool in common, so there is no node for its pods",
-            "let all of them name a common pool",
+            "the namespace's quotas have no node pool in common, so its pods cannot run on any node",
+            "list a common pool in all of them",
         )
+    # No mode means the cluster's, which may be audit or enforce: it differs from an explicit one either way.
     modes = {quota.policy.mode for quota in quotas}
     if Mode.AUDIT in modes and len(modes) > 1:
-        watching = next(quota for quota in quotas if quota.policy.mode is Mode.AUDIT)
+        audited = next(quota for quota in quotas if quota.policy.mode is Mode.AUDIT)
         other = next(quota for quota in quotas if quota.policy.mode is not Mode.AUDIT)
-        said = "says enforce" if other.policy.mode is Mode.ENFORCE else "says nothing, which is the cluster's mode"
+        its_mode = "is set to enforce" if other.policy.mode is Mode.ENFORCE else "has no mode and follows the cluster's"
         yield QuotaWarning(
-            watching.name,
+            audited.name,
             "mode",
-            f"says audit, but {other.name} {said}; the stricter holds for all quotas of the namespace",
-            "say the same in all of them",
+            f"set to audit, but {other.name} {its_mode}; the stricter mode applies to all quotas of the namespace",
+            "set the same mode in all of them",
         )
 
 
-def narrower(quota: Quota, line: str) -> bool:
-    """Tell whether a quota names products of a family: then part of it can be used."""
+def lists_product_of(quota: Quota, line: str) -> bool:
+    """Whether a quota lists a product of a family: then a part of the family can be used."""
     return any(other != ALL_TYPES and matches(line, parse_model(other)) for other in quota.types)
 
 
-def oversold(by_namespace: Mapping[str, Sequence[Quota]], stocks: Sequence[CardCapacity]) -> Iterator[QuotaWarning]:
-    """Find models of which all namespaces together may use more than there is."""
-    promised: dict[str, dict[str, int]] = {}
+def overcommitted_models(
+    by_namespace: Mapping[str, Sequence[Quota]], capacity: Sequence[CardCapacity]
+) -> Iterator[QuotaWarning]:
+    """Find lines that allow all namespaces together more cores than the cluster has."""
+    allowed: dict[str, dict[str, int]] = {}
     for namespace, quotas in by_namespace.items():
         for line in {line for quota in quotas for line in quota.types if CORES in quota.types[line]}:
-            # Of several quotas of one namespace the strictest counts.
-            most = min(quota.types[line][CORES] for quota in quotas if CORES in quota.types.get(line, {}))
-            promised.setdefault(line, {})[namespace] = most
-    for line, each in sorted(promised.items()):
-        there = sum(stock.cards for stock in having(stocks, line)) * CORES_PER_CARD
-        if there and len(each) > 1 and sum(each.values()) > there:
+            # Several quotas of one namespace all apply, so the lowest limit counts.
+            hard = min(quota.types[line][CORES] for quota in quotas if CORES in quota.types.get(line, {}))
+            allowed.setdefault(line, {})[namespace] = hard
+    for line, by_name in sorted(allowed.items()):
+        total = sum(each.cards for each in matching_capacity(capacity, line)) * CORES_PER_CARD
+        if total and len(by_name) > 1 and sum(by_name.values()) > total:
             yield QuotaWarning(
                 "all namespaces",
                 f"types.{line}.{CORES}",
-                f"{sum(each.values())} are promised to {len(each)} namespaces, and the cluster has {there}",
-                "meant if not all need theirs at once; otherwise lower some, or add nodes",
+                f"{len(by_name)} namespaces are allowed {sum(by_name.values())} cores together, and the cluster has "
+                f"{total}",
+                "fine if not all of them need their quota at once; otherwise lower some, or add nodes",
             )

@@ -14,7 +14,7 @@ class WorkloadKind(Struct, frozen=True):
     kind: str
     plural: str
     template: tuple[str, ...] = TEMPLATE
-    # Whether apps/v1 requires a selector, which older API versions took from the template's labels.
+    # apps/v1 requires a selector; older API versions took it from the labels of the template.
     needs_selector: bool = False
 
     @property
@@ -23,7 +23,7 @@ class WorkloadKind(Struct, frozen=True):
 
     @property
     def template_pointer(self) -> str:
-        """The template's place as a JSON pointer."""
+        """The path of the template as a JSON pointer."""
         return "/" + "/".join(self.template)
 
 

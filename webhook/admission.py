@@ -12,12 +12,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from vcuda.catalogue import CardModel, card_sizes_mib
-from vcuda.charging import PodDemand, RemedyContext
+from vcuda.charging import PodDemand
 from vcuda.decision import BadRequest, Code, Decision, Reason
 from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, merge_newer_quotas, pack_uid, reserve
 from vcuda.names import MIRROR_ANNOTATION
 from vcuda.namespace_policy import Mode, NamespacePolicy
 from vcuda.quota import Quota
+from vcuda.quota_refusals import RemedyContext
 from vcuda.workload_kinds import BY_GROUP_KIND
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import clean_environment, containers_of, rewrite

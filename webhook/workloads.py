@@ -12,11 +12,12 @@ import jsonpatch
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from vcuda.charging import PodDemand, QuotaUsage, count_fitting, fit_charge
+from vcuda.charging import PodDemand, count_fitting, fit_charge
 from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED_ANNOTATION
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod_options import PodOptions
+from vcuda.quota_usage import QuotaUsage
 from vcuda.workload_kinds import BY_GROUP_KIND, CRON_JOB_TEMPLATE
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of, dotted, rewrite

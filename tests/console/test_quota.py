@@ -68,21 +68,24 @@ def test_an_invalid_quota_is_an_error(tmp_path: Path, text: str) -> None:
 
 
 LINTED = {
-    "more than there is": (("types: {A100: {cores: 300}}",), "300 is more than the cluster has: 200"),
-    "no such model": (("types: {H100: {cores: 100}}",), "no node has such a card"),
+    "more than there is": (
+        ("types: {A100: {cores: 300}}",),
+        "the limit of 300 cores is more than the cluster has: 200",
+    ),
+    "no such model": (("types: {H100: {cores: 100}}",), "no node has a GPU of this model"),
     "a product beyond its family": (
         ("types: {A100: {cores: 50}, A100-SXM4-40GB: {cores: 100}}",),
-        "100 can never be reached: the line A100 allows 50",
+        "the limit of 100 can never be reached: types.A100.cores is 50",
     ),
-    "a line beyond all types": (('types: {A100: {cores: 100}, "*": {cores: 50}}',), "the line * allows 50"),
-    "memory for no card": (("types: {A100: {cores: 100, memory: 1Gi}}",), "no pod with a whole card fits"),
+    "a line beyond all types": (('types: {A100: {cores: 100}, "*": {cores: 50}}',), "types.*.cores is 50"),
+    "memory for no card": (("types: {A100: {cores: 100, memory: 1Gi}}",), "no pod with a whole GPU fits"),
     "quotas that exclude each other": (
         ("types: {A100: {cores: 100}}", "types: {T4: {cores: 100}}"),
-        "nothing of it can be used",
+        "this model cannot be used",
     ),
     "pools that exclude each other": (("pools: [a]", "pools: [b]"), "no node pool in common"),
-    "modes that differ": (("mode: audit", "mode: enforce"), "the stricter holds for all"),
-    "a mode that is not said": (("mode: audit", "types: {T4: {cores: 100}}"), "says nothing, which is the cluster's"),
+    "modes that differ": (("mode: audit", "mode: enforce"), "the stricter mode applies to all"),
+    "a mode that is not said": (("mode: audit", "types: {T4: {cores: 100}}"), "has no mode and follows the cluster's"),
     "a pool that there is not": (("pools: [training]",), "no node with GPUs is in pool training"),
 }
 
@@ -111,7 +114,7 @@ def test_nodes_are_counted_as_an_api_server_writes_them(tmp_path: Path) -> None:
 
     nodes = labelled("a", "800"), labelled("b", "1k"), labelled("c", 400)
     done = run(tmp_path, "lint", "FILE", documents=(config_map("types: {A100: {cores: 2300}}"), *nodes))
-    assert "2300 is more than the cluster has: 2200" in done.output
+    assert "2300 cores is more than the cluster has: 2200" in done.output
 
 
 def test_pods_read_from_a_cluster_are_charged_by_their_status(tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_quotas_of_several_namespaces_are_added_up(tmp_path: Path) -> None:
     """Overcommitment is a warning: it may be intended."""
     maps = tuple(config_map("types: {T4: {cores: 100}}", namespace=name) for name in ("a", "b"))
     done = run(tmp_path, "lint", "FILE", documents=(*maps, node(("Tesla T4", 15360))))
-    assert "200 are promised to 2 namespaces, and the cluster has 100" in done.output
+    assert "2 namespaces are allowed 200 cores together, and the cluster has 100" in done.output
 
 
 def test_a_quota_without_problems_prints_nothing(tmp_path: Path) -> None:

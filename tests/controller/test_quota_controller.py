@@ -209,7 +209,7 @@ def test_a_ledger_that_somebody_spoilt_is_made_anew(world: World) -> None:
 
     def is_closed() -> bool:
         try:
-            return world.ledger().state is LedgerState.CLOSED
+            return world.ledger().state is LedgerState.REBUILDING
         except (ValueError, NotFound):
             return False
 
@@ -321,7 +321,7 @@ def test_without_the_list_of_ledgers_a_missing_one_counts_as_lost(world: World, 
         world.cluster.patch(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM, {"data": {"namespaces": "["}})
     world.cluster.delete(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
     world.start()
-    eventually(lambda: world.taken("A100") == 0 and world.ledger().state is LedgerState.CLOSED, "a closed ledger")
+    eventually(lambda: world.taken("A100") == 0 and world.ledger().state is LedgerState.REBUILDING, "a closed ledger")
     eventually(lambda: "other" in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "the list")
 
 
@@ -398,7 +398,7 @@ def test_a_lost_ledger_is_closed_though_others_begin_meanwhile(world: World) -> 
     uid = world.cluster.get(NAMESPACES, TEAM).metadata.uid
     reconciler._known._known = {}  # as one sees it that has been stopped since before the ledger was begun
     ledger = reconciler._begin(TEAM, uid, reconciler._notes.of(TEAM))
-    assert ledger.state is LedgerState.CLOSED
+    assert ledger.state is LedgerState.REBUILDING
 
 
 def test_the_last_good_quota_outlives_a_restart(world: World) -> None:

@@ -39,16 +39,16 @@ def test_pods_are_admitted_up_to_the_quota_and_refused_with_all_numbers(held: He
     for part in (
         f"{namespace}/gpu-quota: types.A100.cores: '50'",
         "asked 50 cores (100 = one GPU) of A100; used 60, reserved 0, hard 100: short by 10",
-        f"most is held by Pod/{first} (60)",
-        "ask for at most 40",
-        "there is room on T4",
+        f"largest holders: Pod/{first} (60)",
+        "ask for at most 40 cores",
+        "enough quota is left for T4",
     ):
         assert part in refused
     assert "QuotaExceeded" not in held.create(namespace, 40, "A100", dry_run=True)
     assert held.create(namespace, 40, "A100").startswith("p-")
     assert "short by 1" in held.create(namespace, 1, "A100", dry_run=True)
     assert held.create(namespace, 50).startswith("p-"), "a pod that leaves the choice goes where there is room"
-    assert "names no such model" in held.create(namespace, 1, "H100")
+    assert "the quota does not list this GPU model" in held.create(namespace, 1, "H100")
 
 
 def test_a_dry_run_charges_nothing(held: Held) -> None:
@@ -99,7 +99,7 @@ def test_a_quota_can_be_lowered_below_what_is_in_use(held: Held) -> None:
     running = held.create(namespace, 100, "A100")
     held.write(namespace, "types: {A100: {cores: 50}}")
     refused = held.create(namespace, 1, "A100")
-    assert "more is in use than the quota now allows" in refused
+    assert "over the limit: no pod is admitted until usage drops below it" in refused
     eventually(lambda: "nothing that runs is ended" in str(held.status(namespace).get("notes")), "the note")
     assert held.cluster.get(PODS, running, namespace).metadata.deletion_timestamp is None
     held.write(namespace, "types: {A100: {cores: 150}}")

@@ -10,10 +10,10 @@ from cluster.in_memory import InMemoryCluster
 from cluster.objects import NAMESPACES
 from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
-from vcuda.charging import Charge
 from vcuda.dimensions import CORES, MEMORY
 from vcuda.ledger import ChargeResult, Ledger, LedgerState, PodKey, adjust_charge, pack_uid
 from vcuda.quota import parse_quota
+from vcuda.quota_usage import Charge
 
 SYSTEM, TEAM = "quotient-system", "team"
 
@@ -66,7 +66,7 @@ def test_a_pod_is_bound_with_its_charge_or_not_at_all(binder: Binder) -> None:
     assert not binder.bind(second, Charge("T4", 40, 0)).reasons
     assert not binder.bind(third, Charge("A100", 10, 0)).reasons
     ledger = binder.ledger()
-    assert {pod: ledger.place(pod) for pod in ledger.pods()} == {
+    assert {pod: ledger.entry(pod) for pod in ledger.pods()} == {
         pod: (held, None) for pod, held in binder.bound.items()
     }
     assert ledger.usage.taken["team/q", "A100", CORES] == 70

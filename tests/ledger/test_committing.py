@@ -103,7 +103,7 @@ def test_a_remembered_ledger_saves_the_read_and_never_refuses(cluster: Counting,
     assert page is not None
     freed = page.ledger.copy()
     for key in list(freed.pods()):
-        freed.remove(key)
+        freed.release(key)
     ledger_store.write(page, freed)
     assert not committer.apply(TEAM, asking(100), 5).reasons, "somebody else freed it"
     assert committer.apply(TEAM, asking(1), 5).reasons
@@ -136,7 +136,7 @@ def test_a_ledger_that_is_not_there_is_asked_for_and_waited_for(cluster: Countin
     ledger_store = LedgerStore(cluster, SYSTEM)
     page = ledger_store.read("default")
     assert page is not None
-    assert page.ledger.state is LedgerState.WANTED
+    assert page.ledger.state is LedgerState.REQUESTED
     answers: list[ChargeResult | Exception] = []
     committer.submit("default", asking(10), 10, answers.append)
     ledger_store.write(page, Ledger("uid", LedgerState.OPEN))

@@ -175,7 +175,7 @@ def test_a_pod_that_fits_on_no_card_is_refused_with_what_is_free(node: GpuNode) 
     node.bind(node.create("large", container("c0", 50, 8)))
     message = node.wait_failed("large")
     assert "pod default/large, container c0" in message
-    assert "no room for c0 (50 cores and 2048 MiB)" in message
+    assert "insufficient GPUs for c0 (50 cores and 2048 MiB)" in message
     assert "GPU 0 (A100-SXM4-40GB): 40 cores and 38912 MiB free" in message
     assert "large" not in {each["name"] for each in node.allocations().values()}
     node.run("small", container("c0", 40, 8))

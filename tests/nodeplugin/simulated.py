@@ -20,8 +20,8 @@ from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import podresources_v1_pb2 as resources
 from nodeplugin.service import unwritten_placements
 from vcuda.names import Names
-from vcuda.placement import PlacementStrategy
 from vcuda.placement_annotation import GpuSlice, encode_placement
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.scheme import Scheme, build_scheme
 
 NAMES = Names()

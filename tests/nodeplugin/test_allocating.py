@@ -429,7 +429,7 @@ def test_amounts_in_other_pods_placements_are_not_trusted(machine: Machine) -> N
     """A negative promise must not add to what is free."""
     machine.admit(*(share(f"full-{index}", index, cores=80) for index in range(4)))
     machine.pods.put(pod("liar", container("c0", 10, 1), placed={"c0": (GpuSlice("GPU-0", -1000, -1000),)}))
-    with pytest.raises(PodRejected, match=f"^pod default/next, container c0: no room .*; {RECREATE}$"):
+    with pytest.raises(PodRejected, match=f"^pod default/next, container c0: insufficient GPUs .*; {RECREATE}$"):
         machine.admit(pod("next", container("c0", 60, 1)))
 
 

@@ -1,15 +1,15 @@
-"""The ledger as a value: what is charged, once, and no more than there is."""
+"""The ledger as a value: each pod is charged once, and never more than the quotas allow."""
 
+import json
 import uuid
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.amounts import Amounts
-from vcuda.charging import Charge, Demand, Holder
+from tests.vcuda.demands import fixed
 from vcuda.decision import Code
-from vcuda.dimensions import CORES, MEMORY, PODS
+from vcuda.dimensions import CORES
 from vcuda.ledger import (
     MAX_BYTES,
     ChargeRequest,
@@ -24,11 +24,13 @@ from vcuda.ledger import (
     pack_uid,
     reconcile_quotas,
     reserve,
+    reserved_pods_in,
     unpack_uid,
 )
 from vcuda.namespace_policy import Mode
 from vcuda.pod_options import PodOptions
 from vcuda.quota import parse_quota
+from vcuda.quota_usage import Charge, Holder
 
 A100, T4 = Charge("A100", 50, 1000), Charge("T4", 30, 500)
 
@@ -37,163 +39,198 @@ def pod() -> PodKey:
     return pack_uid(str(uuid.uuid4()))
 
 
-def needs(cores: int, memory_mib: int = 0) -> Demand:
-    return lambda _: Amounts({CORES: cores, MEMORY: memory_mib, PODS: 1})
-
-
-def opened(text: str = "types: {A100: {cores: 100}, T4: {cores: 50}}") -> Ledger:
+def open_ledger(text: str = "types: {A100: {cores: 100}, T4: {cores: 50}}") -> Ledger:
     ledger = Ledger("namespace-uid", LedgerState.OPEN)
     ledger.set_quotas([parse_quota(text, "team/q")], 1)
     return ledger
 
 
-def claim(key: PodKey, cores: int = 50, *models: str, dry_run: bool = False) -> ChargeRequest:
-    return ChargeRequest(key, needs(cores), PodOptions(models=models or ("A100",)), {}, dry_run)
+def request_for(key: PodKey, cores: int = 50, *models: str, dry_run: bool = False) -> ChargeRequest:
+    return ChargeRequest(key, fixed(cores), PodOptions(models=models or ("A100",)), {}, dry_run)
 
 
-def ask(ledger: Ledger, key: PodKey, cores: int = 50, *models: str) -> bool:
-    """Reserve, and tell whether there was room."""
-    return not reserve(ledger, claim(key, cores, *models), 1, Mode.ENFORCE).reasons
+def is_reserved(ledger: Ledger, key: PodKey, cores: int = 50, *models: str) -> bool:
+    """Reserve, and return whether it was granted."""
+    return not reserve(ledger, request_for(key, cores, *models), 1, Mode.ENFORCE).reasons
 
 
 @given(st.uuids())
-def test_a_uid_is_written_in_22_characters(uid: uuid.UUID) -> None:
-    """And is the same again."""
+def test_a_uid_takes_22_characters(uid: uuid.UUID) -> None:
     assert len(pack_uid(str(uid))) == 22
     assert unpack_uid(pack_uid(str(uid))) == str(uid)
 
 
 @pytest.mark.parametrize("odd", ["", "pod-1", "705ab4f5-6393-11e8-b7cc"])
-def test_what_is_no_uid_is_refused(odd: str) -> None:
-    """The API server gives every pod one."""
-    with pytest.raises(ValueError, match="is no uid"):
+def test_a_text_that_is_no_uid_is_refused(odd: str) -> None:
+    with pytest.raises(ValueError, match="is not the UID of a pod"):
         pack_uid(odd)
+
+
+def test_the_stored_form_does_not_change() -> None:
+    """Ledgers outlive upgrades: an older or newer release reads what this one has written."""
+    used, reserved = (pack_uid(f"705ab4f5-6393-11e8-b7cc-42010a80000{number}") for number in (1, 2))
+    ledger = Ledger("8a3d", LedgerState.OPEN)
+    quota = parse_quota("types: {A100: {cores: 400, memory: 1Gi}}\npools: [training]\nmode: audit", "team/q")
+    ledger.set_quotas([quota], 4711, {"team/q": 4700})
+    ledger.set_holders([Holder("Job/train", "A100", cores=50, pods=1, memory_mib=7680)])
+    ledger.put(used, Charge("A100", 50, 7680), None)
+    ledger.reserve(reserved, Charge("A100", 50, 7680), 1700000000)
+    charge = {"model": "A100", "cores": 50, "memoryMiB": 7680}
+    expected = {
+        "v": 1,
+        "namespace": "8a3d",
+        "state": "open",
+        "quotasAt": 4711,
+        "quotas": [
+            {
+                "name": "team/q",
+                "types": {"A100": {"cores": 400, "memory": 1024}},
+                "unlisted": "deny",
+                "untyped": "float",
+                "policy": {"pools": ["training"], "core_limit": {"default": None, "max": 100}, "mode": "audit"},
+            }
+        ],
+        "versions": {"team/q": 4700},
+        "groups": [
+            {"charge": charge, "pods": "cFq09WOTEei3zEIBCoAAAQ"},
+            {"charge": charge, "pods": "cFq09WOTEei3zEIBCoAAAg", "since": 1700000000},
+        ],
+        "holders": [{"name": "Job/train", "model": "A100", "cores": 50, "pods": 1, "memoryMiB": 7680}],
+    }
+    assert encode_ledger(ledger) == json.dumps(expected, separators=(",", ":"))
+    assert [str(state) for state in LedgerState] == ["wanted", "closed", "open"]
+    assert encode_ledger(Ledger()) == '{"v":1,"namespace":"","state":"wanted"}'
 
 
 @given(st.lists(st.tuples(st.uuids(), st.sampled_from([A100, T4]), st.none() | st.integers(0, 3)), max_size=30))
 def test_a_ledger_is_read_as_it_was_written(entries: list[tuple[uuid.UUID, Charge, int | None]]) -> None:
-    """Whatever was put in, changed and taken out before."""
-    ledger = opened()
+    """Whatever was put in, changed and released before."""
+    ledger = open_ledger()
     ledger.set_holders([Holder("Job/x", "A100", 1, 2, 3)])
     for uid, charge, since in entries:
         ledger.put(pack_uid(str(uid)), charge, since)
     for uid, _, _ in entries[::3]:
-        ledger.remove(pack_uid(str(uid)))
+        ledger.release(pack_uid(str(uid)))
     again = decode_ledger(encode_ledger(ledger))
     assert again == ledger
     assert set(again.pods()) == set(ledger.pods())
-    assert all(again.place(key) == ledger.place(key) for key in ledger.pods())
+    assert all(again.entry(key) == ledger.entry(key) for key in ledger.pods())
     assert again.usage.taken == ledger.usage.taken
+    assert set(reserved_pods_in(encode_ledger(ledger))) == {key for key, _ in ledger.reservations()}
 
 
 @given(st.lists(st.tuples(st.sampled_from("pra"), st.integers(0, 5), st.sampled_from([A100, T4])), max_size=40))
-def test_the_sums_are_those_of_the_entries(steps: list[tuple[str, int, Charge]]) -> None:
-    """However they came about: `standing` is kept up incrementally while pods are reserved."""
-    ledger, keys = opened("types: {A100: {cores: 1000}, T4: {cores: 1000}}"), [pod() for _ in range(6)]
-    model: dict[PodKey, Charge] = {}
+def test_usage_is_the_sum_of_the_entries(steps: list[tuple[str, int, Charge]]) -> None:
+    """Also while pods are reserved, when it is not computed again but added to."""
+    ledger, keys = open_ledger("types: {A100: {cores: 1000}, T4: {cores: 1000}}"), [pod() for _ in range(6)]
+    expected: dict[PodKey, Charge] = {}
     for step, index, charge in steps:
         key = keys[index]
         if step == "p":
             ledger.put(key, charge, None)
-            model[key] = charge
+            expected[key] = charge
         elif step == "r":
-            assert ledger.remove(key) == (model.pop(key, None) is not None)
-        elif key not in model:
+            assert ledger.release(key) == (expected.pop(key, None) is not None)
+        elif key not in expected:
             ledger.reserve(key, charge, 7)
-            model[key] = charge
+            expected[key] = charge
         for name in ("A100", "T4"):
-            expected = sum(each.cores for each in model.values() if each.model == name)
-            assert ledger.usage.taken["team/q", name, CORES] == expected
-    assert set(ledger.pods()) == set(model)
+            cores = sum(each.cores for each in expected.values() if each.model == name)
+            assert ledger.usage.taken["team/q", name, CORES] == cores
+    assert set(ledger.pods()) == set(expected)
 
 
-def test_a_uid_inside_two_others_is_not_mistaken_for_one() -> None:
-    """Uids stand side by side without a mark between them."""
+def test_the_end_of_one_key_and_the_beginning_of_the_next_are_not_taken_for_a_key() -> None:
+    """The keys of a group have no separator."""
     first, second = "a" * 21 + "A", "A" + "a" * 20 + "Q"
-    ledger = opened()
+    ledger = open_ledger()
     for key in (first, "A" * 22, second):
         ledger.put(key, A100, None)
-    ledger.remove("A" * 22)
+    ledger.release("A" * 22)
     assert set(ledger.pods()) == {first, second} == set(decode_ledger(encode_ledger(ledger)).pods())
 
 
-def test_a_pod_is_charged_once_however_often_it_asks() -> None:
-    """The API server may ask again about the same pod."""
-    ledger, key = opened(), pod()
-    assert ask(ledger, key)
-    assert ask(ledger, key)
+def test_a_pod_is_charged_once_however_often_it_is_reserved() -> None:
+    """The API server may call the webhook several times for the same pod."""
+    ledger, key = open_ledger(), pod()
+    assert is_reserved(ledger, key)
+    assert is_reserved(ledger, key)
     assert ledger.usage.taken["team/q", "A100", CORES] == 50
     mark_used(ledger, key)
     changes = ledger.changes
-    assert ask(ledger, key)
+    assert is_reserved(ledger, key)
     assert ledger.changes == changes, "nothing has to be written"
-    assert ledger.place(key) == (Charge("A100", 50, 0), None)
+    assert ledger.entry(key) == (Charge("A100", 50, 0), None)
 
 
-def test_what_does_not_fit_changes_nothing() -> None:
-    """And what fits exactly does fit."""
-    ledger = opened()
-    assert ask(ledger, pod(), 99)
-    assert ask(ledger, pod(), 1)
+def test_a_refused_pod_changes_nothing() -> None:
+    """And a pod that fits exactly is granted."""
+    ledger = open_ledger()
+    assert is_reserved(ledger, pod(), 99)
+    assert is_reserved(ledger, pod(), 1)
     before = encode_ledger(ledger)
-    assert not ask(ledger, pod(), 1)
+    assert not is_reserved(ledger, pod(), 1)
     assert encode_ledger(ledger) == before
 
 
 def test_a_dry_run_charges_nothing() -> None:
     """Granted or refused."""
-    ledger = opened()
+    ledger = open_ledger()
     before = encode_ledger(ledger)
-    assert reserve(ledger, claim(pod(), dry_run=True), 1, Mode.ENFORCE).charge == Charge("A100", 50, 0)
-    assert reserve(ledger, claim(pod(), 200, dry_run=True), 1, Mode.ENFORCE).reasons
+    assert reserve(ledger, request_for(pod(), dry_run=True), 1, Mode.ENFORCE).charge == Charge("A100", 50, 0)
+    assert reserve(ledger, request_for(pod(), 200, dry_run=True), 1, Mode.ENFORCE).reasons
     assert encode_ledger(ledger) == before
 
 
-@pytest.mark.parametrize("state", [LedgerState.WANTED, LedgerState.CLOSED])
-def test_nothing_is_charged_before_it_is_known_what_is_charged(state: LedgerState) -> None:
-    """Refused for a while, or in audit let through without a charge."""
-    ledger = opened()
+NOT_OPEN = {LedgerState.REQUESTED: "this namespace has no ledger yet", LedgerState.REBUILDING: "is being rebuilt"}
+
+
+@pytest.mark.parametrize(("state", "message"), NOT_OPEN.items(), ids=NOT_OPEN.keys())
+def test_nothing_is_charged_before_all_charges_are_known(state: LedgerState, message: str) -> None:
+    """Refused for now, or admitted without a charge in audit mode."""
+    ledger = open_ledger()
     ledger.set_state(state, "u")
     changes = ledger.changes
-    for verdict in (reserve(ledger, claim(pod()), 1, Mode.ENFORCE), adjust_charge(ledger, pod(), A100)):
-        assert [reason.code for reason in verdict.reasons] == [Code.LEDGER_NOT_OPEN]
-    audited = reserve(ledger, claim(pod()), 1, Mode.AUDIT)
+    for result in (reserve(ledger, request_for(pod()), 1, Mode.ENFORCE), adjust_charge(ledger, pod(), A100)):
+        assert [reason.code for reason in result.reasons] == [Code.LEDGER_NOT_OPEN]
+        assert message in result.reasons[0].message
+    audited = reserve(ledger, request_for(pod()), 1, Mode.AUDIT)
     assert (audited.reasons, audited.charge) == ((), None)
     assert ledger.changes == changes
 
 
-def test_audit_charges_and_tells() -> None:
-    """Whether the quota says so or the cluster does."""
+def test_audit_mode_charges_and_reports() -> None:
+    """Whether it is set in the quota or for the cluster."""
     for ledger, cluster_mode in (
-        (opened("types: {A100: {cores: 10}}\nmode: audit"), Mode.ENFORCE),
-        (opened("types: {A100: {cores: 10}}"), Mode.AUDIT),
+        (open_ledger("types: {A100: {cores: 10}}\nmode: audit"), Mode.ENFORCE),
+        (open_ledger("types: {A100: {cores: 10}}"), Mode.AUDIT),
     ):
-        verdict = reserve(ledger, claim(pod()), 1, cluster_mode)
-        assert verdict.reasons == ()
-        assert [reason.code for reason in verdict.audited] == [Code.QUOTA_EXCEEDED]
+        result = reserve(ledger, request_for(pod()), 1, cluster_mode)
+        assert result.reasons == ()
+        assert [reason.code for reason in result.audited] == [Code.QUOTA_EXCEEDED]
         assert ledger.usage.taken["team/q", "A100", CORES] == 50
-    strict = opened("types: {A100: {cores: 10}}\nmode: enforce")
-    assert reserve(strict, claim(pod()), 1, Mode.AUDIT).reasons
+    strict = open_ledger("types: {A100: {cores: 10}}\nmode: enforce")
+    assert reserve(strict, request_for(pod()), 1, Mode.AUDIT).reasons
 
 
 def test_a_ledger_never_outgrows_its_configmap() -> None:
-    """It refuses before, with the reason; and what it held can still be freed."""
-    ledger = opened("types: {A100: {cores: 10000000}}")
+    """It refuses before, and its charges can still be released."""
+    ledger = open_ledger("types: {A100: {cores: 10000000}}")
     keys = []
     while ledger.size() <= MAX_BYTES:
         keys.append(pod())
         ledger.put(keys[-1], A100, None)
     assert len(encode_ledger(ledger)) < 1 << 20
-    (reason,) = reserve(ledger, claim(pod()), 1, Mode.ENFORCE).reasons
-    assert "no room for more" in reason.message
+    (reason,) = reserve(ledger, request_for(pod()), 1, Mode.ENFORCE).reasons
+    assert f"is full with {len(keys)} pods" in reason.message
     assert adjust_charge(ledger, pod(), A100).reasons
-    ledger.remove(keys[0])
+    ledger.release(keys[0])
     assert len(keys) > 30_000
 
 
-def test_newer_quotas_are_taken_over_and_older_are_not() -> None:
-    """So a replica that has not heard of a change cannot undo it."""
-    ledger, newer = opened(), parse_quota("types: {A100: {cores: 1}}", "team/q")
+def test_newer_quotas_replace_older_ones_and_not_the_other_way_round() -> None:
+    """A replica with an old cache cannot undo a change."""
+    ledger, newer = open_ledger(), parse_quota("types: {A100: {cores: 1}}", "team/q")
     older = ledger.quotas
     merge_newer_quotas(ledger, [newer], {"team/q": 5})
     assert ledger.quotas == (newer,)
@@ -204,14 +241,14 @@ def test_newer_quotas_are_taken_over_and_older_are_not() -> None:
     assert ledger.changes == changes
     merge_newer_quotas(ledger, [newer], {"team/q": 9})
     merge_newer_quotas(ledger, older, {"team/q": 7})
-    assert ledger.quotas == (newer,), "what was said between two equal quotas does not come back"
+    assert ledger.quotas == (newer,), "a version between two equal quotas does not come back"
     reconcile_quotas(ledger, [newer], {"team/q": 12}, 12, lambda _: True)
     merge_newer_quotas(ledger, older, {"team/q": 11})
     assert ledger.quotas == (newer,)
 
 
-def test_each_quota_is_as_new_as_it_is() -> None:
-    """Who has heard of one change and not of another brings only the one; and brings nothing back that went."""
+def test_each_quota_has_a_version_of_its_own() -> None:
+    """A replica that has seen one change and not another merges only the one, and adds no removed quota again."""
     one, lowered, other = (
         parse_quota(text, name)
         for text, name in (
@@ -230,8 +267,8 @@ def test_each_quota_is_as_new_as_it_is() -> None:
     assert list(ledger.quotas) == [other]
 
 
-def test_the_controller_takes_away_only_what_is_gone() -> None:
-    """What it has not heard of yet may be newer than what it knows; the default needs no proof."""
+def test_reconciling_removes_only_quotas_that_are_confirmed_to_be_gone() -> None:
+    """A quota that the cache does not have may be newer than the cache; the default needs no confirmation."""
     default, own = parse_quota("types: {}", "configuration/defaultQuota"), parse_quota("types: {T4: {cores: 1}}", "a/q")
     ledger = Ledger("u", LedgerState.OPEN)
     ledger.set_quotas([default], 1)
@@ -243,36 +280,36 @@ def test_the_controller_takes_away_only_what_is_gone() -> None:
     assert ledger.quotas == (default,)
 
 
-SETTLED = {
-    "turned": (A100, A100, None),
+ADJUSTED = {
+    "a reservation becomes usage": (A100, A100, None),
     "lowered": (Charge("A100", 50, 900), A100, None),
-    "moved to a model with room": (Charge("T4", 50, 0), A100, None),
-    "not moved to one without": (Charge("T4", 60, 0), A100, "types.T4.cores"),
-    "obtained by a pod that had none": (A100, None, None),
-    "not obtained without room": (Charge("A100", 101, 0), None, "types.A100.cores"),
-    "raised as far as there is room": (Charge("A100", 100, 0), A100, None),
-    "not raised beyond it": (Charge("A100", 101, 0), A100, "types.A100.cores"),
+    "moved to a model whose quota suffices": (Charge("T4", 50, 0), A100, None),
+    "not moved to one whose quota does not": (Charge("T4", 60, 0), A100, "types.T4.cores"),
+    "added for a pod without a charge": (A100, None, None),
+    "not added beyond the quota": (Charge("A100", 101, 0), None, "types.A100.cores"),
+    "raised up to the quota": (Charge("A100", 100, 0), A100, None),
+    "not raised beyond the quota": (Charge("A100", 101, 0), A100, "types.A100.cores"),
 }
 
 
-@pytest.mark.parametrize(("wanted", "before", "refused"), SETTLED.values(), ids=SETTLED.keys())
-def test_a_charge_is_settled(wanted: Charge, before: Charge | None, refused: str | None) -> None:
-    """Whoever binds a pod makes its charge what it will hold, or hears why not; what it held counts as free."""
-    ledger, key = opened(), pod()
+@pytest.mark.parametrize(("wanted", "before", "refused"), ADJUSTED.values(), ids=ADJUSTED.keys())
+def test_a_charge_is_adjusted(wanted: Charge, before: Charge | None, refused: str | None) -> None:
+    """Binding makes the charge what the pod will hold, or is refused; what the pod held before counts as free."""
+    ledger, key = open_ledger(), pod()
     if before is not None:
         ledger.put(key, before, 1)
-    verdict = adjust_charge(ledger, key, wanted)
+    result = adjust_charge(ledger, key, wanted)
     if refused is None:
-        assert verdict.charge == wanted
-        assert ledger.place(key) == (wanted, None)
+        assert result.charge == wanted
+        assert ledger.entry(key) == (wanted, None)
     else:
-        assert refused in verdict.reasons[0].field
-        assert ledger.place(key) == (None if before is None else (before, 1))
+        assert refused in result.reasons[0].field
+        assert ledger.entry(key) == (None if before is None else (before, 1))
 
 
-def test_lowering_works_in_a_namespace_that_is_over_its_quota() -> None:
-    """And so does turning; only what grows needs room."""
-    ledger, key = opened("types: {A100: {cores: 10, memory: 1Mi}}"), pod()
+def test_a_charge_can_be_lowered_in_a_namespace_that_exceeds_its_quota() -> None:
+    """And a reservation can become usage; only a charge that grows is checked."""
+    ledger, key = open_ledger("types: {A100: {cores: 10, memory: 1Mi}}"), pod()
     ledger.put(key, A100, 1)
     assert adjust_charge(ledger, key, A100).reasons == ()
     assert adjust_charge(ledger, key, Charge("A100", 50, 10)).reasons == ()
@@ -280,16 +317,18 @@ def test_lowering_works_in_a_namespace_that_is_over_its_quota() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"v":2,"namespace":"","state":"open"}', '{"v":1,"namespace":1}'])
-def test_what_is_no_ledger_is_told(text: str) -> None:
-    """A ValueError, and nothing else."""
+def test_an_unreadable_ledger_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decode_ledger(text)
+    assert list(reserved_pods_in(text)) == []
 
 
-def test_a_ledger_that_charges_a_pod_twice_is_not_believed() -> None:
-    """Somebody else wrote it."""
-    ledger, key = opened(), pod()
+def test_a_ledger_that_charges_a_pod_twice_is_rejected() -> None:
+    """Quotient never writes one."""
+    ledger, key = open_ledger(), pod()
     ledger.put(key, A100, None)
     twice = encode_ledger(ledger).replace(key, key + key)
     with pytest.raises(ValueError, match="charged twice"):
         decode_ledger(twice)
+    with pytest.raises(ValueError, match="truncated"):
+        decode_ledger(encode_ledger(ledger).replace(key, key[:-1]))

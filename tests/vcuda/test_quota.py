@@ -1,13 +1,15 @@
-"""Quotas: strictly read in both forms, and charged to every line that matches."""
+"""Quotas: both forms are parsed strictly, and all mistakes are reported at once."""
+
+import json
 
 import pytest
 
 from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.gpu_model import parse_model
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, combine_policies
-from vcuda.quota import Quota, QuotaError, parse_legacy_quotas, parse_quota
+from vcuda.quota import MAX_LINES, Quota, QuotaError, parse_legacy_quotas, parse_quota
 
-WHOLE = """
+COMPLETE = """
 types:
   A100: {cores: 400, memory: 160Gi}
   A100-SXM4-80GB: {cores: 100}
@@ -20,9 +22,8 @@ mode: audit
 """
 
 
-def test_every_field_is_read() -> None:
-    """As the documentation has them."""
-    quota = parse_quota(WHOLE, "team/quota")
+def test_every_field_is_parsed() -> None:
+    quota = parse_quota(COMPLETE, "team/quota")
     assert quota.types == {
         "A100": {CORES: 400, MEMORY: 163840},
         "A100-SXM4-80GB": {CORES: 100},
@@ -32,58 +33,70 @@ def test_every_field_is_read() -> None:
     assert quota.policy == NamespacePolicy(("training", "public"), CoreLimitPolicy(90, 95), Mode.AUDIT)
 
 
-def test_what_is_left_out_has_a_meaning() -> None:
+def test_fields_have_defaults() -> None:
     """No pools are all pools, no mode is the cluster's, and with "*" alone every model is granted."""
     assert parse_quota("types: {T4: {cores: 1}}", "q") == Quota("q", {"T4": {CORES: 1}})
     over_all = parse_quota('types: {"*": {cores: 1}}', "q")
     assert over_all.unlisted == "allow"
     assert over_all.policy == NamespacePolicy()
     assert parse_quota("pools: []", "q").policy.pools is None
+
+
+def test_memory_is_bytes_or_units() -> None:
+    """Units as on pods; bytes beyond a whole MiB are not granted."""
     assert parse_quota("types: {T4: {memory: 10}}", "q").types["T4"] == {MEMORY: 2560}
     assert parse_quota("types: {T4: {memory: 1500000000}}", "q").types["T4"] == {MEMORY: 1430}
 
 
-WRONG = {
-    "no mapping": ("[]", "quota"),
-    "a slip of the pen": ("type: {}", "type: type: there is no such field"),
-    "the same twice": ("pools: [a]\npools: [b]", "line 2: duplicate key 'pools'; remove one"),
-    "a negative ceiling": ("types: {T4: {cores: -1}}", "types.T4.cores: -1"),
+INVALID = {
+    "not a mapping": ("[]", "quota: []: write a mapping with the fields types"),
+    "a misspelled field": ("type: {}", "type: type: unknown field; the fields are types, "),
+    "a field twice": ("pools: [a]\npools: [b]", "line 2"),
+    "a negative limit": ("types: {T4: {cores: -1}}", "types.T4.cores: -1: write a whole number of cores, 0 or more"),
     "cores that are no number": ("types: {T4: {cores: many}}", "types.T4.cores: many"),
     "half a core": ("types: {T4: {cores: 0.5}}", "types.T4.cores: 0.5"),
     "a truth value": ("types: {T4: {pods: true}}", "types.T4.pods: true"),
-    "memory that is none": ("types: {T4: {memory: 1X}}", "types.T4.memory: 1X"),
+    "memory with an unknown suffix": ("types: {T4: {memory: 1X}}", "types.T4.memory: 1X"),
+    "memory that is a list": ("types: {T4: {memory: [1]}}", "types.T4.memory: [1]: not a quantity; write memory"),
     "negative memory": ("types: {T4: {memory: -1Gi}}", "types.T4.memory: -1Gi"),
-    "another dimension": ("types: {T4: {gpus: 1}}", "types.T4.gpus"),
-    "a line without ceilings": ("types: {T4: 4}", "types.T4: 4: write its ceilings"),
-    "a model that is none": ("types: {nvidia: {cores: 1}}", "types.nvidia: nvidia"),
+    "an unknown dimension": ("types: {T4: {gpus: 1}}", "types.T4.gpus: gpus: unknown field; the fields are cores, "),
+    "a line without limits": ("types: {T4: 4}", "types.T4: 4: write its limits"),
+    "a brand": ("types: {nvidia: {cores: 1}}", "types.nvidia: nvidia: not a GPU model"),
+    "a series": ("types: {RTX: {cores: 1}}", "types.RTX: RTX: not a GPU model"),
     "an unknown word": ("unlisted: maybe", "unlisted: maybe: write one of deny, allow"),
     "an unknown mode": ("mode: off-ish", "mode: off-ish: write one of enforce, audit"),
     "pools that are no list": ("pools: training", "pools: training: write a list"),
-    "a limit above a card": ("coreLimit: {max: 101}", "coreLimit"),
-    "an unknown default": ("coreLimit: {default: burst}", "coreLimit"),
-    "no YAML": ("a: {", "line 1"),
-    "two documents": ("pools: [a]\n---\npools: [b]", "2 documents"),
+    "a core limit above one card": ("coreLimit: {max: 101}", 'coreLimit: {"max": 101}: write {default: request, '),
+    "an unknown default": ("coreLimit: {default: burst}", 'coreLimit: {"default": "burst"}'),
+    "invalid YAML": ("a: {", "line 1"),
+    "two documents": ("pools: [a]\n---\npools: [b]", "contains 2 YAML documents; write exactly one"),
+    "no document": ("", "contains 0 YAML documents"),
 }
 
 
-@pytest.mark.parametrize(("text", "told"), WRONG.values(), ids=WRONG.keys())
-def test_a_quota_that_cannot_be_meant_is_refused_with_its_path(text: str, told: str) -> None:
-    """A mistake must not be an unlimited quota."""
-    with pytest.raises(QuotaError) as wrong:
+@pytest.mark.parametrize(("text", "expected"), INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_quota_is_refused_with_its_path(text: str, expected: str) -> None:
+    """A mistake must not become an unlimited quota."""
+    with pytest.raises(QuotaError) as refused:
         parse_quota(text, "team/quota")
-    assert told in str(wrong.value)
-    assert all(mistake.quota == "team/quota" for mistake in wrong.value.mistakes)
+    assert f"team/quota: {expected}" in str(refused.value)
+    assert all(mistake.quota == "team/quota" for mistake in refused.value.mistakes)
 
 
-def test_all_mistakes_of_a_quota_come_at_once() -> None:
-    """As for pods."""
-    with pytest.raises(QuotaError) as wrong:
+def test_the_number_of_lines_is_limited() -> None:
+    lines = {f"A{number}": {"cores": 1} for number in range(MAX_LINES + 1)}
+    with pytest.raises(QuotaError, match="types: 257: too many lines; write at most 256"):
+        parse_quota(json.dumps({"types": lines}), "q")
+
+
+def test_all_mistakes_of_a_quota_are_reported_at_once() -> None:
+    with pytest.raises(QuotaError) as refused:
         parse_quota("types: {T4: {cores: x, memory: y}}\nmode: z\nother: 1", "q")
-    assert len(wrong.value.mistakes) == 4
+    assert len(refused.value.mistakes) == 4
 
 
-def test_the_older_form_is_read_for_all_namespaces() -> None:
-    """Whole GPUs; a model that is not named is not granted."""
+def test_the_older_form_is_parsed_for_all_namespaces() -> None:
+    """Whole GPUs; a model that is not listed is not granted."""
     quotas = parse_legacy_quotas(
         '{"a": {"quota": {"M40": 4}, "pool": ["public"]}, "b": {"quota": {}}}', "kube-system/gpuquota"
     )
@@ -93,29 +106,31 @@ def test_the_older_form_is_read_for_all_namespaces() -> None:
     assert not quotas["b"].grants(parse_model("M40"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a": {"quota": {"A100": 1}}, "a": {"quota": {"A100": 8}}}',
-        '{"a": {"quota": 0}}',
-        '{"a": {"quota": []}}',
-        "[" * 100_000,
-        "{",
-        "[]",
-        '{"a": 1}',
-        '{"a": {"quota": {"M40": 1.5}}}',
-        '{"a": {"quotas": {}}}',
-        '{"a": {"pool": 1}}',
-    ],
-)
-def test_the_older_form_is_read_strictly_too(text: str) -> None:
-    """It was not, by those who invented it."""
-    with pytest.raises(QuotaError):
+INVALID_LEGACY = {
+    "a namespace twice": ('{"a": {"quota": {"A100": 1}}, "a": {"quota": {"A100": 8}}}', "q: duplicate key 'a'"),
+    "a number for the models": ('{"a": {"quota": 0}}', "q: a.quota: 0: write GPUs by model"),
+    "a list of models": ('{"a": {"quota": []}}', "q: a.quota: []: write GPUs by model"),
+    "deep nesting": ("[" * 100_000, "q: invalid JSON: nested too deeply"),
+    "invalid JSON": ("{", "q: line 1, column 2: invalid JSON"),
+    "a list of namespaces": ("[]", "q: gpu_quota: []: write a mapping of namespaces to quotas"),
+    "a number for a quota": ('{"a": 1}', 'q: a: 1: write {"quota": '),
+    "a fraction of a GPU": ('{"a": {"quota": {"M40": 1.5}}}', "q: a.quota.M40: 1.5: write a whole number of GPUs"),
+    "a model that is none": ('{"a": {"quota": {"nvidia": 1}}}', "q: a.quota.nvidia: nvidia: not a GPU model"),
+    "a misspelled field": ('{"a": {"quotas": {}}}', "q: a.quotas: quotas: unknown field; the fields are quota, pool"),
+    "pools that are no list": ('{"a": {"pool": 1}}', "q: a.pool: 1: write a list of node pools"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), INVALID_LEGACY.values(), ids=INVALID_LEGACY.keys())
+def test_the_older_form_is_parsed_strictly_too(text: str, expected: str) -> None:
+    """Unlike in gpu-admission, where it comes from."""
+    with pytest.raises(QuotaError) as refused:
         parse_legacy_quotas(text, "q")
+    assert str(refused.value).startswith(expected)
 
 
-def test_policies_join_to_what_all_of_them_allow() -> None:
-    """Pools in common, the lower limits, and enforcement if any of them wants it."""
+def test_policies_combine_to_what_all_of_them_allow() -> None:
+    """Pools in common, the lower limits, and enforcement if any of them sets it."""
     assert combine_policies([]) == NamespacePolicy()
     both = combine_policies(
         [
@@ -124,9 +139,7 @@ def test_policies_join_to_what_all_of_them_allow() -> None:
             NamespacePolicy(),
         ]
     )
-    assert both == NamespacePolicy(("b",), CoreLimitPolicy(80, 95), None), (
-        "a quota that says nothing is held to as the cluster says"
-    )
+    assert both == NamespacePolicy(("b",), CoreLimitPolicy(80, 95), None), "a quota without a mode follows the cluster"
     assert combine_policies([NamespacePolicy(mode=Mode.AUDIT), NamespacePolicy(mode=Mode.AUDIT)]).mode is Mode.AUDIT
     assert (
         combine_policies(

@@ -1,0 +1,135 @@
+"""What a namespace uses of its quotas: the charges of its pods, added up for each limit.
+
+Everything here is about one namespace. A pod is charged for one GPU model, and the charge counts against every line of
+its quotas that matches the model: the product, its family, and "*".
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+from msgspec import Struct
+
+from vcuda.amounts import Amounts, HardLimits
+from vcuda.dimensions import CORES, MEMORY, PODS
+from vcuda.gpu_model import GpuModel, parse_model
+from vcuda.quota import Quota
+
+# The model of a pod that names none, where neither quotas nor nodes name any.
+ANY = GpuModel("any", "any")
+
+# One limit: the name of its quota, its line under `types`, its dimension.
+LimitKey = tuple[str, str, str]
+
+
+class Charge(Struct, frozen=True, rename="camel"):
+    """What one pod holds of its namespace's quotas."""
+
+    model: str
+    cores: int
+    memory_mib: int = msgspec.field(name="memoryMiB")
+
+    @property
+    def amounts(self) -> Amounts:
+        return Amounts({CORES: self.cores, MEMORY: self.memory_mib, PODS: 1})
+
+
+class Holder(Struct, frozen=True, rename="camel"):
+    """What a workload, or a pod without one, holds of one model. Refusals and the status name the largest holders."""
+
+    name: str
+    model: str
+    cores: int
+    pods: int
+    memory_mib: int = msgspec.field(name="memoryMiB")
+
+    @property
+    def amounts(self) -> Amounts:
+        return Amounts({CORES: self.cores, MEMORY: self.memory_mib, PODS: self.pods})
+
+
+def model_by_name(name: str) -> GpuModel:
+    """Return the model of a charge; raises a ValueError if it names none."""
+    return ANY if name == ANY.name else parse_model(name)
+
+
+class QuotaUsage:
+    """Used and reserved amounts of a namespace for each limit; `taken` is their sum.
+
+    `used` and `reserved` are given by model name, and kept by limit.
+    """
+
+    def __init__(
+        self,
+        quotas: Sequence[Quota],
+        used: Mapping[str, Amounts] | None = None,
+        reserved: Mapping[str, Amounts] | None = None,
+        holders: Sequence[Holder] = (),
+    ) -> None:
+        self.quotas, self.holders = tuple(quotas), holders
+        # Matching a model against every line is the costly part, and the pods of a namespace share a few models.
+        self._limits_of: dict[str, tuple[tuple[LimitKey, str], ...]] = {}
+        self.used = self._by_limit(used or {})
+        self.reserved = self._by_limit(reserved or {})
+        self.taken = self.used + self.reserved
+
+    @cached_property
+    def hard(self) -> HardLimits[LimitKey]:
+        """All limits, in the order in which they are written."""
+        return HardLimits(
+            ((quota.name, line, dimension), hard)
+            for quota in self.quotas
+            for line, limits in quota.types.items()
+            for dimension, hard in limits.items()
+        )
+
+    def limits_of(self, model: GpuModel) -> tuple[tuple[LimitKey, str], ...]:
+        """Return the limits that a model counts against, each with its dimension, in the order they are written."""
+        limits = self._limits_of.get(model.name)
+        if limits is None:
+            limits = self._limits_of[model.name] = tuple(
+                ((quota.name, line, dimension), dimension)
+                for quota in self.quotas
+                for line in quota.lines(model)
+                for dimension in quota.types[line]
+            )
+        return limits
+
+    def amounts_by_limit(self, model: GpuModel, amounts: Amounts) -> Amounts:
+        """Return what amounts of a model (by dimension) count against each limit."""
+        return Amounts((key, amounts[dimension]) for key, dimension in self.limits_of(model))
+
+    def reserve(self, model: GpuModel, amounts: Amounts) -> None:
+        added = self.amounts_by_limit(model, amounts)
+        self.reserved += added
+        self.taken += added
+
+    def exceeded_limits(self, model: GpuModel, amounts: Amounts) -> list[LimitKey]:
+        """Return the limits that these amounts would exceed, in the order in which they are written."""
+        short = self.hard.short(self.taken, self.amounts_by_limit(model, amounts))
+        return [key for key, _ in self.limits_of(model) if key in short]
+
+    def grants(self, model: GpuModel) -> bool:
+        """Whether all quotas let the namespace use a model at all."""
+        return all(quota.grants(model) for quota in self.quotas)
+
+    def count_fitting(self, model: GpuModel, amounts: Amounts) -> int | None:
+        """Return how many times the amounts fit; None if no limit applies."""
+        return self.hard.count_fitting(self.taken, self.amounts_by_limit(model, amounts))
+
+    def largest_holders(self, key: LimitKey, count: int) -> list[Holder]:
+        """Return the holders of most of a limit, the largest first."""
+        _, _, dimension = key
+        holders = [
+            holder
+            for holder in self.holders
+            if holder.amounts[dimension] and any(key == each for each, _ in self.limits_of(model_by_name(holder.model)))
+        ]
+        return sorted(holders, key=lambda holder: (-holder.amounts[dimension], holder.name))[:count]
+
+    def _by_limit(self, by_model: Mapping[str, Amounts]) -> Amounts:
+        total: dict[LimitKey, int] = {}
+        for name, amounts in by_model.items():
+            for key, dimension in self.limits_of(model_by_name(name)):
+                total[key] = total.get(key, 0) + amounts[dimension]
+        return Amounts(total)
