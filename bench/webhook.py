@@ -26,7 +26,7 @@ import jsonpatch
 from bench.reviews import large, review, small
 from deploy import debian
 from deploy.toolchain import cache_dir, go_program, locked
-from ledger.committing import InMemoryLedgers
+from ledger.in_memory_ledgers import InMemoryLedgers
 from tests.running import HOST, free_port
 from tests.webhook.load import request
 from tests.webhook.running import Authority, RunningWebhook

@@ -11,8 +11,8 @@ import jsonpatch
 from msgspec import Struct
 
 from console.schema_checks import repaired_document, schema_problems
-from ledger import quota_cache
-from ledger.committing import InMemoryLedgers
+from ledger.in_memory_ledgers import InMemoryLedgers
+from ledger.quota_config_maps import parse_quota_config_map
 from vcuda.decision import BadRequest, Code, Reason, printable
 from vcuda.ledger import Ledger, mark_used
 from vcuda.quota import Quota, QuotaError, QuotaMistake, parse_legacy_quotas, parse_quota
@@ -198,7 +198,7 @@ def quotas_in(document: dict[str, Any], source: str, unit_mib: int) -> Iterator[
         if not isinstance(metadata, dict) or not isinstance(data, dict):
             raise QuotaError(QuotaMistake(source, "data", "", "is no mapping; write it as a ConfigMap has it"))
         name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or EVERYWHERE)
-        yield from quota_cache.quotas_in(namespace, name, {key: str(data[key]) for key in data}, unit_mib).items()
+        yield from parse_quota_config_map(namespace, name, {key: str(data[key]) for key in data}, unit_mib).items()
     elif document and all(isinstance(entry, dict) and "quota" in entry for entry in document.values()):
         yield from parse_legacy_quotas(json.dumps(document), source).items()
     else:

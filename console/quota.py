@@ -13,7 +13,7 @@ from rich.table import Table
 from console.admit import read_text
 from console.offline_admission import OfflineQuotas, admit_offline, objects_of, quotas_in
 from console.printing import wide_console
-from ledger.quota_cache import is_quota
+from ledger.quota_config_maps import is_quota_config_map
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.catalogue import CardModel, card_sizes_mib
@@ -300,7 +300,7 @@ def is_in_force(document: Document, scheme: Scheme) -> bool:
     """Tell whether a ConfigMap is in force as a quota."""
     metadata = part_of(document, "metadata")
     where = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
-    return is_quota(*where, part_of(metadata, "labels"), scheme)
+    return is_quota_config_map(*where, part_of(metadata, "labels"), scheme)
 
 
 def may_be_quota(document: Document, scheme: Scheme) -> bool:

@@ -85,7 +85,7 @@ class QuotaController:
         caches.namespaces.on_change(lambda old, new: self._touch((new or old or Namespace()).metadata.name))
         caches.ledgers.on_change(self._ledger_changed)
         caches.statuses.on_change(lambda old, new: self._touch((new or old or ConfigMap()).metadata.namespace))
-        caches.catalogue.on_change(lambda *_: self._turns.want(CATALOGUE_TURN, self._clock() + SOON_S))
+        caches.catalogue.on_change(lambda *_: self._turns.add_after(CATALOGUE_TURN, SOON_S))
         caches.quotas.on_change(self._touch)
 
     @property
@@ -103,7 +103,7 @@ class QuotaController:
     def stop(self) -> None:
         """End."""
         self._ending.set()
-        self._turns.stop()
+        self._turns.shut_down()
         self.caches.stop()
         for thread in self._threads:
             if thread.is_alive():
@@ -114,7 +114,7 @@ class QuotaController:
         with self._notes.lock:
             self._behind, self._began = None, self._clock()
         self.reconciler.begin()
-        self._turns.want(CATALOGUE_TURN)  # whoever takes it sees that there is everything to do
+        self._turns.add(CATALOGUE_TURN)  # whoever takes it sees that there is everything to do
 
     def _on_duty(self) -> bool:
         """Wait until we lead and everything is known; False at the end."""
@@ -128,7 +128,7 @@ class QuotaController:
             self._behind |= {ledger_namespace(found) for found in self.caches.ledgers.all()}
             behind = set(self._behind)
         for namespace in behind:
-            self._turns.want(namespace)
+            self._turns.add(namespace)
         return True
 
     def _caught_up(self, namespace: str) -> None:
@@ -146,7 +146,7 @@ class QuotaController:
 
     def idle(self) -> bool:
         """Tell whether there is nothing to do at the moment."""
-        return self.caches.synced and self._turns.waiting() == 0
+        return self.caches.synced and self._turns.pending() == 0
 
     def ledgers(self) -> dict[str, Ledger]:
         """Give all ledgers as they were last seen, for the metrics."""
@@ -178,7 +178,7 @@ class QuotaController:
     def _node_changed(self, old: GpuNode | None, new: GpuNode | None) -> None:
         if old is not None and new is not None and cards_of(old) == cards_of(new) and old.lost == new.lost:
             return
-        self._turns.want(CATALOGUE_TURN, self._clock() + SOON_S)
+        self._turns.add_after(CATALOGUE_TURN, SOON_S)
         name = (new or old or GpuNode()).metadata.name
         for namespace in self.caches.namespaces_on(name):
             self._touch(namespace)
@@ -208,13 +208,13 @@ class QuotaController:
             if seen.changed is None:
                 seen.changed = now
             at = max(now + SOON_S, seen.last + (APART_AT_EASE_S if at_ease else APART_S))
-        self._turns.want(namespace, at)
+        self._turns.add_after(namespace, at - now)
 
     def _run(self) -> None:
-        while self._on_duty() and (namespace := self._turns.next()) is not None:
+        while self._on_duty() and (namespace := self._turns.get()) is not None:
             try:
                 if not self._is_leading():
-                    self._turns.want(namespace)
+                    self._turns.add(namespace)
                 elif namespace == CATALOGUE_TURN:
                     self._write_catalogue()
                 else:
@@ -236,13 +236,13 @@ class QuotaController:
             seen.failures += 1
             pause = RETRY_S * (1 << min(seen.failures - 1, 4)) * random.uniform(0.5, 1.0)
         self._log.warning("namespace_not_kept", namespace=namespace, cause=cause, again_s=round(pause, 1))
-        self._turns.want(namespace, self._clock() + pause)
+        self._turns.add_after(namespace, pause)
 
     def look_at(self, namespace: str) -> None:
         """Have a namespace kept, and look at it again when it is time."""
         again_s = self.reconciler.look_at(namespace)
         if again_s is not None:
-            self._turns.want(namespace, self._clock() + again_s)
+            self._turns.add_after(namespace, again_s)
         self._caught_up(namespace)
 
     def _write_catalogue(self) -> None:
@@ -252,7 +252,7 @@ class QuotaController:
         write_config_map(self._cluster, ConfigMap(metadata=metadata, data=data))
         with self._notes.lock:
             self._notes.of(CATALOGUE_TURN).failures = 0
-        self._turns.want(CATALOGUE_TURN, self._clock() + AGAIN_S)
+        self._turns.add_after(CATALOGUE_TURN, AGAIN_S)
 
 
 def matters(held: PodUsage) -> tuple[object, ...]:

@@ -19,11 +19,11 @@ from controller.ledger_registry import LedgerRegistry
 from controller.pod_usage import PodUsage, counts_against_quota, pod_usage_of
 from controller.quota_status import encode_status, status_of
 from ledger.ledger_store import LedgerStore, StoredLedger, UnreadableLedger, read_ledger
-from ledger.quota_cache import is_quota, quotas_in
+from ledger.quota_config_maps import LEGACY_QUOTA, is_quota_config_map, parse_quota_config_map
 from vcuda.catalogue import card_sizes_mib
 from vcuda.charging import RemedyContext
 from vcuda.ledger import Ledger, LedgerState, PodKey, pack_uid, reconcile_quotas
-from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE, QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
+from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
 from vcuda.namespace_policy import Mode
 from vcuda.quota import QuotaError
 from vcuda.scheme import Scheme
@@ -37,7 +37,6 @@ APART_S, SOON_S = 0.25, 0.05
 TROUBLE_S, SLOW_S = 10.0, 2.0
 # By how much the clocks of machines may differ where they have to be believed.
 SKEW_S = 12.0
-LEGACY_QUOTA = f"{LEGACY_NAMESPACE}/{LEGACY_NAME}"
 
 
 class NamespaceState(Struct):
@@ -188,7 +187,7 @@ class NamespaceReconciler:
             self._cluster.get(NAMESPACES, namespace)
         except NotFound:
             if page is not None:
-                self._ledger_store.delete(page.written)
+                self._ledger_store.delete(page.config_map)
             self._known.remove(namespace)
 
     def _read(self, namespace: str, seen: NamespaceState, *, may_be_old: bool) -> StoredLedger | None:
@@ -205,7 +204,7 @@ class NamespaceReconciler:
             return self._ledger_store.read(namespace)
         except UnreadableLedger as wrong:
             self._log.error("ledger_unreadable", namespace=namespace, cause=str(wrong))
-            self._ledger_store.delete(wrong.found)
+            self._ledger_store.delete(wrong.config_map)
             return None
         finally:
             if self._clock() - began > SLOW_S:
@@ -218,7 +217,7 @@ class NamespaceReconciler:
             self._ledger_store.write(page, ledger) if page is not None else self._ledger_store.create(namespace, ledger)
         )
         with self._notes.lock:
-            seen.written = page.written.metadata.resource_version
+            seen.written = page.config_map.metadata.resource_version
         return page
 
     def _begin(self, namespace: str, uid: str, seen: NamespaceState) -> Ledger:
@@ -297,14 +296,14 @@ class NamespaceReconciler:
 
     def _is_gone(self, quota: str, namespace: str) -> bool:
         """Ask the cluster whether a quota is really gone; one that cannot be read now stays as it was."""
-        if quota in self._caches.quotas.unreadable:
+        if quota in self._caches.quotas.invalid_names:
             return False
         where, _, name = quota.partition("/")
         try:
             found = self._cluster.get(CONFIG_MAPS, name, where)
-            if not is_quota(where, name, found.metadata.labels, self._scheme):
+            if not is_quota_config_map(where, name, found.metadata.labels, self._scheme):
                 return True
-            return namespace not in quotas_in(where, name, found.data, self._scheme.unit_mib)
+            return namespace not in parse_quota_config_map(where, name, found.data, self._scheme.unit_mib)
         except NotFound:
             return True
         except QuotaError:
@@ -346,7 +345,7 @@ class NamespaceReconciler:
         """Show the namespace how it stands, if it has quotas."""
         governed = self._caches.quotas.namespace_quotas(namespace)
         found = self._caches.statuses.get(QUOTA_STATUS, namespace)
-        mistakes = {**governed.mistakes, **self._caches.quotas.mistakes_of(LEGACY_QUOTA, ledger.quotas)}
+        mistakes = {**governed.mistakes, **self._caches.quotas.mistakes_in(LEGACY_QUOTA, ledger.quotas)}
         if not ledger.quotas and not mistakes:
             if found is not None:
                 self._cluster.delete(CONFIG_MAPS, QUOTA_STATUS, namespace, uid=found.metadata.uid)
