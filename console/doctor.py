@@ -149,7 +149,7 @@ def registered(cluster: Any, configuration: Configuration) -> Iterator[CheckResu
             remedy = "helm upgrade brings it back; until then pods with GPUs are not checked"
             yield CheckResult(ERROR, "webhook configurations", f"there is no {kind.name} quotient", remedy)
             continue
-        policies = {hook.failure_policy for hook in hooks.ours(found[kind])}
+        policies = {hook.failure_policy for hook in hooks.own_webhooks(found[kind])}
         if not policies:
             message = f"{kind.name} quotient calls nothing in {configuration.system_namespace}"
             yield CheckResult(

@@ -57,7 +57,7 @@ def write(configuration: Configuration, how: str, *, for_good: bool = False) -> 
                 found += 1
             except NotFound:
                 continue
-        if WebhookConfigurations(cluster, configuration.system_namespace).arm(armed=None) or for_good:
+        if WebhookConfigurations(cluster, configuration.system_namespace).set_failure_policy(None) or for_good:
             time.sleep(HEARD_S)
     except (ApiError, Unavailable) as refused:
         raise click.UsageError(str(refused)) from None

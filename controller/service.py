@@ -69,7 +69,7 @@ class Service:
             self.quota_controller.ledgers,
             self.quota_controller.lag_s,
             lambda: self.elector.leading,
-            lambda: self.certificates.found,
+            lambda: self.certificates.status,
         )
         settings = configuration.controller
         self.probes = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
@@ -93,7 +93,7 @@ class Service:
 
     def _begin_to_lead(self) -> None:
         self.quota_controller.look_at_everything()
-        self.certificates.look_again()
+        self.certificates.enqueue()
 
     def stop(self) -> None:
         """End, and leave the lease to another."""
