@@ -206,7 +206,7 @@ def started(real: RealCluster, folder: Path, namespaces: int, each: int) -> tupl
     began = time.monotonic()
     controller.start(ready=False)
     until = began + READY_S
-    while "caught_up" not in controller.log.read_text():
+    while "initial_reconcile_done" not in controller.log.read_text():
         if time.monotonic() > until:
             raise RuntimeError("the controller did not catch up in time")
         time.sleep(0.05)

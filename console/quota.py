@@ -230,8 +230,9 @@ def count_existing(
 ) -> Mapping[PodKey, tuple[Reason, ...]]:
     """Charge pods that exist as the controller does; gives those that find no room, and why."""
     from cluster.objects import Node  # noqa: PLC0415
-    from controller.accounting import NamespaceView, reconcile  # noqa: PLC0415
-    from controller.pod_usage import actual_charge, counts_against_quota, gpu_node_of  # noqa: PLC0415
+    from controller.accounting import NamespaceView, reconcile_ledger  # noqa: PLC0415
+    from controller.gpu_nodes import gpu_node_of  # noqa: PLC0415
+    from controller.pod_usage import actual_charge, counts_against_quota  # noqa: PLC0415
 
     rules, now_s = admission_config_of(configuration), time.time()
     nodes = [read_object(document, Node) for _, document in documents if document.get("kind") == "Node"]
@@ -239,17 +240,15 @@ def count_existing(
     cards = {card for machine in machines.values() for card in machine.cards()}
     unit_mib = configuration.memory_unit_mib
     view = NamespaceView(
-        holdings={
-            key: each for key, each in held.items() if counts_against_quota(each, machines.get(each.node), now_s)
-        },
+        pods={key: each for key, each in held.items() if counts_against_quota(each, machines.get(each.node), now_s)},
         gone=frozenset(),
-        actual=lambda each: actual_charge(each, machines.get(each.node), unit_mib),
+        actual_charge=lambda each: actual_charge(each, machines.get(each.node), unit_mib),
         cards=card_sizes_mib(cards, ledger.policy.pools),
         unit_mib=unit_mib,
         cluster_mode=configuration.mode,
         remedies=RemedyContext(rules.names.use_models, unit_mib),
     )
-    return reconcile(ledger, view, now_s, lambda *_: False).waiting
+    return reconcile_ledger(ledger, view, now_s, lambda *_: False).waiting
 
 
 def holders_of(ledger: Ledger, owners: Mapping[PodKey, str]) -> list[Holder]:
@@ -385,7 +384,7 @@ def live(configuration: Configuration) -> list[tuple[str, Document]]:
 def stocks_of(nodes: Iterable[Document], configuration: Configuration) -> list[CardCapacity]:
     """Count the cards of nodes, by model and memory; of a node with labels alone, by the cores it offers."""
     from cluster.objects import Node  # noqa: PLC0415
-    from controller.pod_usage import gpu_node_of  # noqa: PLC0415
+    from controller.gpu_nodes import gpu_node_of  # noqa: PLC0415
 
     counts: dict[CardModel, int] = {}
     rules = admission_config_of(configuration)
