@@ -93,7 +93,9 @@ class NamespaceReconciler:
         """Reconcile ledger and status; returns after how many seconds to do it again, None for only after a change."""
         changes = self._states.reconcile_started(namespace, self._clock())
         if namespace == self._system_namespace:
-            return None  # Quotient's own pods are not charged
+            # Quotient's own pods are not charged. A state left behind would count its changes as lag for ever.
+            self._states.forget(namespace)
+            return None
         stored, report = self._update_ledger_with_retries(namespace)
         if stored is None:
             self._states.forget(namespace)

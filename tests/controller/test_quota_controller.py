@@ -1,6 +1,7 @@
 """The quota controller on an in-memory cluster: how ledger, status and catalogue follow pods, quotas and nodes."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,12 +61,14 @@ class World:
         except NotFound:
             self.cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": text}})
 
-    def pod(self, name: str, core: int = 100, memory: int = 1, models: str = "", **spec: Any) -> str:
+    def pod(
+        self, name: str, core: int = 100, memory: int = 1, models: str = "", namespace: str = TEAM, **spec: Any
+    ) -> str:
         limits = {NAMES.core: str(core), NAMES.memory: str(memory)}
         container = {"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}}
         annotations = {NAMES.use_models: models} if models else {}
         made = {
-            "metadata": {"name": name, "namespace": TEAM, "annotations": annotations},
+            "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
             "spec": {"containers": [container], **spec},
         }
         return self.cluster.create(PODS, made).metadata.uid
@@ -241,6 +244,20 @@ def test_static_pods_are_not_charged(world: World) -> None:
     world.pod("p", nodeName="n", models="A100")
     eventually(lambda: world.taken("A100") == 100, "the other pod")
     assert uid
+
+
+def test_quotients_own_namespace_has_no_ledger_and_causes_no_lag(world: World) -> None:
+    world.quota("types: {A100: {cores: 1000}}")
+    world.start()
+    eventually(world.status, "the quota")
+    assert world.service is not None
+    quota_controller = world.service.quota_controller
+    world.pod("own", namespace=SYSTEM, nodeName="n", models="A100")
+    eventually(lambda: quota_controller.caches.pods_in(SYSTEM), "the pod in the cache")
+    quota_controller.states.record_change(SYSTEM, time.monotonic() - 1, 0)
+    quota_controller.reconcile(SYSTEM)
+    eventually(lambda: quota_controller.lag_s() == 0, "the end of the lag")
+    assert LEDGER_PREFIX + SYSTEM not in names_in(world)
 
 
 def test_a_deleted_namespace_leaves_no_ledger_and_no_registry_entry(world: World) -> None:
