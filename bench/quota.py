@@ -209,7 +209,7 @@ def start_controller(real: RealCluster, folder: Path, namespaces: int, each: int
     began = time.monotonic()
     controller.start(ready=False)
     deadline = began + READY_TIMEOUT_S
-    while "caught_up" not in controller.log.read_text():
+    while "initial_reconcile_done" not in controller.log.read_text():
         if time.monotonic() > deadline:
             raise RuntimeError(f"the controller did not catch up within {READY_TIMEOUT_S} s")
         time.sleep(0.05)
@@ -217,7 +217,7 @@ def start_controller(real: RealCluster, folder: Path, namespaces: int, each: int
     lines = controller.ops("/metrics")[1].splitlines()
     used = [line for line in lines if line.startswith("quotient_quota_used") and 'resource="cores"' in line]
     if len(used) != namespaces or not all(float(line.split()[-1]) >= each for line in used):
-        raise RuntimeError("the controller logged caught_up, but its metrics do not account for all pods")
+        raise RuntimeError("the controller logged initial_reconcile_done, but its metrics do not account for all pods")
     print_progress(f"synced and reconciled after {took_s:.1f} s, {rss_mb(controller):.0f} MB")
     return round(took_s, 1), controller
 

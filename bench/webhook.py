@@ -27,7 +27,7 @@ from bench.reporting import current_commit, print_progress
 from bench.reviews import creation_review, large_pod, small_pod
 from deploy import debian
 from deploy.toolchain import cache_dir, go_program, locked
-from ledger.committing import InMemoryLedgers
+from ledger.in_memory_ledgers import InMemoryLedgers
 from tests.running import HOST, free_port
 from tests.webhook.load import request
 from tests.webhook.running import Authority, RunningWebhook

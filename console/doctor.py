@@ -150,7 +150,7 @@ def check_webhook_configurations(cluster: Any, configuration: Configuration) -> 
             remedy = "helm upgrade creates it; until then pods with GPUs are not checked"
             yield CheckResult(ERROR, check, f"{name} does not exist", remedy)
             continue
-        policies = {webhook.failure_policy for webhook in configurations.ours(existing[kind])}
+        policies = {webhook.failure_policy for webhook in configurations.own_webhooks(existing[kind])}
         if not policies:
             message = f"{name} calls no Service in {configuration.system_namespace}"
             yield CheckResult(ERROR, check, message, "helm upgrade repairs it, or set systemNamespace")

@@ -56,7 +56,7 @@ def annotate(configuration: Configuration, value: str, *, for_good: bool = False
                 annotated += 1
             except NotFound:
                 continue
-        if WebhookConfigurations(cluster, configuration.system_namespace).arm(armed=None) or for_good:
+        if WebhookConfigurations(cluster, configuration.system_namespace).set_failure_policy(None) or for_good:
             time.sleep(PROPAGATION_S)
     except (ApiError, Unavailable) as error:
         raise click.UsageError(str(error)) from None

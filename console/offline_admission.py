@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from console.manifests import Document, parse_objects
 from console.schema_checks import repaired_document, schema_problems
-from ledger.committing import InMemoryLedgers
-from ledger.quota_cache import quotas_in
+from ledger.in_memory_ledgers import InMemoryLedgers
+from ledger.quota_config_maps import parse_quota_config_map
 from vcuda.decision import BadRequest, Code, Reason
 from vcuda.ledger import Ledger, mark_used
 from vcuda.quota import Quota, QuotaError, QuotaMistake, parse_legacy_quotas, parse_quota
@@ -182,7 +182,7 @@ def quotas_in_document(document: Document, source: str, unit_mib: int) -> Iterat
         if not isinstance(metadata, dict) or not isinstance(data, dict):
             raise QuotaError(QuotaMistake(source, "data", "", "not a mapping; write the quota under data.quota.yaml"))
         name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or ALL_NAMESPACES)
-        yield from quotas_in(namespace, name, {key: str(data[key]) for key in data}, unit_mib).items()
+        yield from parse_quota_config_map(namespace, name, {key: str(data[key]) for key in data}, unit_mib).items()
     elif document and all(isinstance(entry, dict) and "quota" in entry for entry in document.values()):
         yield from parse_legacy_quotas(json.dumps(document), source).items()
     else:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from console.manifests import Document, decode_document, mapping_at, pods_of, read_objects
 from console.offline_admission import DEFAULT_USER, OfflineQuotas, admit_offline, quotas_in_document
 from console.quota_status_view import QuotaStatus
-from ledger.quota_cache import is_quota
+from ledger.quota_config_maps import is_quota_config_map
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.catalogue import card_sizes_mib
@@ -61,7 +61,7 @@ def find_quotas(documents: Iterable[SourcedDocument], configuration: Configurati
 def has_quota_label(document: Document, scheme: Scheme) -> bool:
     metadata = mapping_at(document, "metadata")
     namespace, name = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
-    return is_quota(namespace, name, mapping_at(metadata, "labels"), scheme)
+    return is_quota_config_map(namespace, name, mapping_at(metadata, "labels"), scheme)
 
 
 def may_be_quota(document: Document, scheme: Scheme) -> bool:
@@ -151,23 +151,24 @@ def charge_existing(
 ) -> Mapping[PodKey, tuple[Reason, ...]]:
     """Charge existing pods as the controller does; returns the pods that do not fit, and why."""
     from cluster.objects import Node  # noqa: PLC0415
-    from controller.accounting import NamespaceView, reconcile  # noqa: PLC0415
-    from controller.pod_usage import actual_charge, counts_against_quota, gpu_node_of  # noqa: PLC0415
+    from controller.accounting import NamespaceView, reconcile_ledger  # noqa: PLC0415
+    from controller.gpu_nodes import gpu_node_of  # noqa: PLC0415
+    from controller.pod_usage import actual_charge, counts_against_quota  # noqa: PLC0415
 
     config, now_s, unit_mib = admission_config_of(configuration), time.time(), configuration.memory_unit_mib
     objects = [decode_document(document, Node) for _, document in documents if document.get("kind") == "Node"]
     nodes = {node.metadata.name: gpu_node_of(node, config.scheme) for node in objects}
     cards = {card for node in nodes.values() for card in node.cards()}
     view = NamespaceView(
-        holdings={key: pod for key, pod in pods.items() if counts_against_quota(pod, nodes.get(pod.node), now_s)},
+        pods={key: pod for key, pod in pods.items() if counts_against_quota(pod, nodes.get(pod.node), now_s)},
         gone=frozenset(),
-        actual=lambda pod: actual_charge(pod, nodes.get(pod.node), unit_mib),
+        actual_charge=lambda pod: actual_charge(pod, nodes.get(pod.node), unit_mib),
         cards=card_sizes_mib(cards, ledger.policy.pools),
         unit_mib=unit_mib,
         cluster_mode=configuration.mode,
         remedies=RemedyContext(config.names.use_models, unit_mib),
     )
-    return reconcile(ledger, view, now_s, lambda *_: False).waiting
+    return reconcile_ledger(ledger, view, now_s, lambda *_: False).waiting
 
 
 def holders_of(ledger: Ledger, owners: Mapping[PodKey, str]) -> list[Holder]:

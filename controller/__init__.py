@@ -1,1 +1,1 @@
-"""Keeps what admission rests on right: ledgers, their status, the catalogue of cards."""
+"""Reconciles what admission depends on: ledgers, quota status, the GPU catalogue, certificates and webhooks."""

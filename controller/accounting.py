@@ -1,8 +1,8 @@
-"""How a ledger is brought to say what is true: a pure function of the ledger, the pods and the quotas.
+"""Reconciles a ledger with the pods that exist: a pure function of the ledger, the cached pods and the quotas.
 
-Charges are added for pods that are seen, and taken away only for a reason that stays true whatever one does not know
-yet: a pod that was seen to end, or that was in no list made after the ledger was read. So a controller whose view is
-old, or that wakes up after a long pause, may free too late, and never too early.
+A charge is added for every pod that is seen. It is removed only for a reason that no stale cache can make wrong: the
+pod was seen to end, or it was not in a list that was made after the ledger was read. So a controller with an old cache,
+or one that resumes after a long pause, may free quota too late, and never too early.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,19 +18,21 @@ from vcuda.namespace_policy import Mode
 from vcuda.quota_refusals import DEFAULT_REMEDIES, RemedyContext
 from vcuda.quota_usage import ANY, Charge, Holder
 
-# A create can take effect up to 34 s after its charge.
+# How long a reservation waits for its pod. A create can take effect up to 34 s after its validating call was answered
+# (measured on Kubernetes 1.36); the rest is margin.
 RESERVATION_S = 45
 
 
 class NamespaceView(Struct, frozen=True):
-    """What is known of a namespace: the pods that hold something, which are known to be gone, and its quotas.
+    """What is known of a namespace.
 
-    `actual` says what a pod holds where that is known; `cards` are the largest of each model that it may use.
+    `pods` count against the quota; `gone` are pods that are known to use nothing any more. `actual_charge` returns
+    None for a pod whose GPUs are not known. `cards` has the memory of the largest GPU of each model, in MiB.
     """
 
-    holdings: Mapping[PodKey, PodUsage]
+    pods: Mapping[PodKey, PodUsage]
     gone: AbstractSet[PodKey]
-    actual: Callable[[PodUsage], Charge | None]
+    actual_charge: Callable[[PodUsage], Charge | None]
     cards: Mapping[str, int]
     unit_mib: int
     cluster_mode: Mode = Mode.ENFORCE
@@ -38,100 +40,97 @@ class NamespaceView(Struct, frozen=True):
 
 
 class ReconcileReport(Struct, frozen=True):
-    """What remains to be done: pods that found no room, and charges whose pods nobody sees."""
+    """What remains: pods that exist but do not fit the quota, and charges whose pods are not in the cache."""
 
     waiting: Mapping[PodKey, tuple[Reason, ...]] = {}
     missing: tuple[PodKey, ...] = ()
 
 
-def reconcile(
-    ledger: Ledger, view: NamespaceView, now_s: float, expired: Callable[[PodKey, int], bool]
+def reconcile_ledger(
+    ledger: Ledger, view: NamespaceView, now_s: float, is_expired: Callable[[PodKey, int], bool]
 ) -> ReconcileReport:
-    """Bring a ledger up to date with what is seen; gives what cannot be decided by that alone."""
-    for pod in ledger.pods() & view.gone:
-        ledger.release(pod)
-    for pod, held in view.holdings.items():
-        record(ledger, pod, held, view)
+    """Update a ledger from a view. `is_expired(pod, since)` decides about a reservation whose pod is not seen."""
+    for key in ledger.pods() & view.gone:
+        ledger.release(key)
+    for key, pod in view.pods.items():
+        record_pod(ledger, key, pod, view)
     waiting = admit_waiting(ledger, view, now_s) if ledger.state is LedgerState.OPEN else {}
-    ledger.set_holders(largest_holders(ledger, view.holdings))
+    ledger.set_holders(largest_holders(ledger, view.pods))
     reserved = dict(ledger.reservations())
-    unseen = ledger.pods() - view.holdings.keys()
-    return ReconcileReport(waiting, tuple(pod for pod in unseen if pod not in reserved or expired(pod, reserved[pod])))
+    unseen = ledger.pods() - view.pods.keys()
+    missing = tuple(key for key in unseen if key not in reserved or is_expired(key, reserved[key]))
+    return ReconcileReport(waiting, missing)
 
 
-def record(ledger: Ledger, pod: PodKey, held: PodUsage, view: NamespaceView) -> None:
-    """Turn a reservation into usage, and charge a pod on a node what it holds there."""
-    place = ledger.entry(pod)
-    real = view.actual(held)
-    if place is None:
-        if held.node:
-            # It has its GPUs, whoever gave them to it: what is in use is in use.
-            ledger.put(pod, real or estimated_charge(ledger, held, view), None)
+def record_pod(ledger: Ledger, key: PodKey, pod: PodUsage, view: NamespaceView) -> None:
+    """Turn a pod's reservation into usage, and correct its charge to what it really uses."""
+    entry = ledger.entry(key)
+    actual = view.actual_charge(pod)
+    if entry is None:
+        if pod.node:
+            # It has GPUs, however it was admitted: usage is recorded even beyond the quota.
+            ledger.put(key, actual or estimated_charge(ledger, pod, view), None)
         return
-    charge, since = place
-    if since is not None or (real is not None and real != charge):
-        ledger.put(pod, real or charge, None)
+    charge, reserved_since = entry
+    if reserved_since is not None or (actual is not None and actual != charge):
+        ledger.put(key, actual or charge, None)
 
 
-def estimated_charge(ledger: Ledger, held: PodUsage, view: NamespaceView) -> Charge:
-    """Say what a pod on an unknown card is charged: the first model it may run on."""
-    first = next(iter(candidates(ledger.quotas, held.options, view.cards)), Candidate(ANY, 0))
-    return charge_on(first, PodDemand(held.request, view.unit_mib))[0]
+def estimated_charge(ledger: Ledger, pod: PodUsage, view: NamespaceView) -> Charge:
+    """Return the charge of a pod on an unknown GPU: that of the first model it may run on."""
+    first = next(iter(candidates(ledger.quotas, pod.options, view.cards)), Candidate(ANY, 0))
+    return charge_on(first, PodDemand(pod.request, view.unit_mib))[0]
 
 
 def admit_waiting(ledger: Ledger, view: NamespaceView, now_s: float) -> dict[PodKey, tuple[Reason, ...]]:
-    """Charge pods that got in without a charge, as far as there is room, or say why there is none.
+    """Charge unbound pods that were created without a charge, as far as they fit; returns why the others do not.
 
-    Those that name a model come before those that leave the choice, and the older before the younger.
+    Pods that name a model come first, since the others can still use what is left; then older before younger.
     """
     waiting: dict[PodKey, tuple[Reason, ...]] = {}
     uncharged = [
-        (not held.options.models, held.created, pod)
-        for pod, held in view.holdings.items()
-        if not held.node and pod not in ledger
+        (not pod.options.models, pod.created, key)
+        for key, pod in view.pods.items()
+        if not pod.node and key not in ledger
     ]
-    for _, _, pod in sorted(uncharged):
-        held = view.holdings[pod]
-        demand = PodDemand(held.request, view.unit_mib)
-        verdict = reserve(
-            ledger,
-            ChargeRequest(pod, demand, held.options, view.cards, remedies=view.remedies),
-            int(now_s),
-            view.cluster_mode,
-        )
-        if verdict.reasons:
-            waiting[pod] = verdict.reasons
-    # All at once: what is reserved in a row is added up as it comes, what is turned has to be added up anew.
-    for _, _, pod in uncharged:
-        mark_used(ledger, pod)
+    for _, _, key in sorted(uncharged):
+        pod = view.pods[key]
+        demand = PodDemand(pod.request, view.unit_mib)
+        request = ChargeRequest(key, demand, pod.options, view.cards, remedies=view.remedies)
+        result = reserve(ledger, request, int(now_s), view.cluster_mode)
+        if result.reasons:
+            waiting[key] = result.reasons
+    # After all reservations: `reserve` updates the ledger's usage, while each `mark_used` makes it be computed again.
+    for _, _, key in uncharged:
+        mark_used(ledger, key)
     return waiting
 
 
-def largest_holders(ledger: Ledger, holdings: Mapping[PodKey, PodUsage]) -> list[Holder]:
-    """Name those who hold most, workloads as a whole."""
+def largest_holders(ledger: Ledger, pods: Mapping[PodKey, PodUsage]) -> list[Holder]:
+    """Return the workloads with the largest charges."""
     return top_holders(
-        Holder(held.owner, place[0].model, cores=place[0].cores, memory_mib=place[0].memory_mib, pods=1)
-        for pod, held in holdings.items()
-        if (place := ledger.entry(pod)) is not None
+        Holder(pod.owner, entry[0].model, cores=entry[0].cores, memory_mib=entry[0].memory_mib, pods=1)
+        for key, pod in pods.items()
+        if (entry := ledger.entry(key)) is not None
     )
 
 
 def top_holders(holders: Iterable[Holder]) -> list[Holder]:
-    """Put together what the same holder has of the same model, and give those who have most."""
+    """Sum up holders of the same name and model, and return the largest, by cores first."""
     sums: dict[tuple[str, str], list[int]] = {}
-    for each in holders:
-        total = sums.setdefault((each.name, each.model), [0, 0, 0])
-        for index, amount in enumerate((each.cores, each.memory_mib, each.pods)):
+    for holder in holders:
+        total = sums.setdefault((holder.name, holder.model), [0, 0, 0])
+        for index, amount in enumerate((holder.cores, holder.memory_mib, holder.pods)):
             total[index] += amount
-    found = [
+    merged = [
         Holder(name, model, cores=cores, memory_mib=memory_mib, pods=pods)
         for (name, model), (cores, memory_mib, pods) in sums.items()
     ]
-    return sorted(found, key=lambda each: (-each.cores, -each.memory_mib, each.name, each.model))[:MAX_HOLDERS]
+    return sorted(merged, key=lambda each: (-each.cores, -each.memory_mib, each.name, each.model))[:MAX_HOLDERS]
 
 
-def drop_missing(ledger: Ledger, missing: Iterable[PodKey], alive: Collection[PodKey]) -> None:
-    """Free what pods hold that were in no list made after the ledger was read."""
-    for pod in missing:
-        if pod not in alive:
-            ledger.release(pod)
+def remove_missing(ledger: Ledger, missing: Iterable[PodKey], existing: Collection[PodKey]) -> None:
+    """Remove charges whose pods are not in `existing`, which must be listed after the ledger was read."""
+    for key in missing:
+        if key not in existing:
+            ledger.release(key)

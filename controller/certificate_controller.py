@@ -1,14 +1,15 @@
-"""Keeps the webhook's certificates: renewed in time, rotated in the safe order, trusted and served.
+"""Reconciles the webhook's certificates and webhook configurations.
 
-One pass reads everything there is, takes the steps that can be taken now, and puts the webhook configurations right.
-What it knows of earlier passes is only how long callers have been able to hear of a bundle.
+One reconcile reads the secrets, the configurations and what the replicas serve, takes the steps of a rotation that are
+possible now (the order is in certs/rotation.py), and sets caBundle and failurePolicy. It is level-triggered: all it
+remembers is since when the caBundle has been published, and since when a replica has answered.
 """
 
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
@@ -46,22 +47,31 @@ from cluster.objects import (
 from controller.webhook_configurations import (
     WEBHOOK,
     WEBHOOK_KINDS,
+    FailurePolicy,
     WebhookConfigurations,
 )
 from vcuda.decision import Unavailable
 from vcuda.names import APP, APP_LABEL, COMPONENT_LABEL, CONTROLLER, WEBHOOK_CONFIGURATION
 
-BEHIND = Selector(labels=f"kubernetes.io/service-name={WEBHOOK}")
-REPLICAS = Selector(labels=f"{APP_LABEL}={APP},{COMPONENT_LABEL}=webhook")
-# How often to look when nothing happens, and while something is on its way.
-AGAIN_S, SOON_S = 60.0, 2.0
-HEARD_S = 1.5
-MOST_STEPS = 8
-DIAL_S = 3.0
+WEBHOOK_ENDPOINTS = Selector(labels=f"kubernetes.io/service-name={WEBHOOK}")
+WEBHOOK_PODS = Selector(labels=f"{APP_LABEL}={APP},{COMPONENT_LABEL}=webhook")
+# Expiry comes without an event, so everything is reconciled this often.
+RESYNC_S = 60.0
+# While a rotation waits for callers or replicas, and after a failure.
+RETRY_S = 2.0
+# How long API servers may take to learn that the Service has an endpoint. Fail before that would refuse GPU pods.
+ENDPOINT_PROPAGATION_S = 1.5
+# A rotation has fewer steps; this only ends a loop whose writes have no effect.
+MAX_STEPS = 8
+DIAL_TIMEOUT_S = 3.0
 
 
 class CertificateTerms(Struct, frozen=True):
-    """Whether certificates are made here, for which names, where they are served, and how patient to be."""
+    """Settings. `managed`: this controller issues the certificates, rather than cert-manager or the administrator.
+
+    `names` are the DNS names and addresses in the certificate. `settle_s` is how long a caBundle must be published
+    until all API servers are taken to know it.
+    """
 
     names: tuple[str, ...]
     port: int
@@ -70,14 +80,18 @@ class CertificateTerms(Struct, frozen=True):
 
 
 class CertificateStatus(Struct, frozen=True):
-    """What a pass found, for the metrics."""
+    """The result of the last reconcile, for the metrics."""
 
-    kept: CertificateState = CertificateState()
-    last: NextStep = NextStep(Step.WAIT, "nothing was looked at yet")
+    certificates: CertificateState = CertificateState()
+    last_step: NextStep = NextStep(Step.WAIT, "not reconciled yet")
 
 
 class CertificateController:
-    """Looks after certificates and webhook configurations, while `is_leading` says so."""
+    """Reconciles on a thread of its own, while `is_leading` says so.
+
+    `fetch_certificate(address, port)` returns what a replica serves, empty if it does not answer.
+    `is_trusted(address, port, bundle)` says whether an API server with this caBundle would accept that.
+    """
 
     def __init__(
         self,
@@ -88,115 +102,114 @@ class CertificateController:
         is_leading: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
-        dial: Callable[[str, int], bytes] | None = None,
-        trusts: Callable[[str, int, bytes], bool] | None = None,
+        fetch_certificate: Callable[[str, int], bytes] | None = None,
+        is_trusted: Callable[[str, int, bytes], bool] | None = None,
         owners: Owners = list,
     ) -> None:
         self._cluster, self._namespace, self._terms = cluster, namespace, terms
         self._is_leading, self._clock, self._wall = is_leading, clock, wall
-        self._dial = dial or served_at
-        self._trusts = trusts or partial(is_trusted_at, name=f"{WEBHOOK}.{namespace}.svc")
-        self._vault, self._hooks = (
-            CertificateSecrets(cluster, namespace, owners),
-            WebhookConfigurations(cluster, namespace),
-        )
-        self._seen: tuple[bytes, float] = b"", 0.0
-        self._answering: float | None = None
-        self._told = ""
-        self.found = CertificateStatus()
-        self._wake, self._ending = threading.Event(), threading.Event()
+        self._fetch_certificate = fetch_certificate or served_certificate
+        self._is_trusted = is_trusted or partial(passes_handshake, name=f"{WEBHOOK}.{namespace}.svc")
+        self._secrets = CertificateSecrets(cluster, namespace, owners)
+        self._webhooks = WebhookConfigurations(cluster, namespace)
+        # The bundle that all webhooks have now, and since when.
+        self._published: tuple[bytes, float] = b"", 0.0
+        self._answering_since: float | None = None
+        # Why the failurePolicy is not Fail; logged once, not at every reconcile.
+        self._last_obstacle = ""
+        self.status = CertificateStatus()
+        self._wake, self._stopping = threading.Event(), threading.Event()
         secrets = (CA_SECRET, LEAF_SECRET) if terms.managed else ()
         self._informers: list[
             Informer[Secret] | Informer[WebhookConfiguration] | Informer[Workload] | Informer[Namespace]
         ] = [
-            *(Informer(cluster, SECRETS, namespace, named(name)) for name in secrets),
-            *(Informer(cluster, kind, selector=named(WEBHOOK_CONFIGURATION)) for kind in WEBHOOK_KINDS),
-            Informer(cluster, DEPLOYMENTS, namespace, named(WEBHOOK)),
-            # One that is deleted loses its pods first: by its Deployments it would be noticed too late.
-            Informer(cluster, NAMESPACES, selector=named(namespace)),
+            *(Informer(cluster, SECRETS, namespace, by_name(name)) for name in secrets),
+            *(Informer(cluster, kind, selector=by_name(WEBHOOK_CONFIGURATION)) for kind in WEBHOOK_KINDS),
+            Informer(cluster, DEPLOYMENTS, namespace, by_name(WEBHOOK)),
+            # A namespace that is deleted loses its pods before its Deployments: the latter would be noticed too late.
+            Informer(cluster, NAMESPACES, selector=by_name(namespace)),
         ]
         for informer in self._informers:
-            informer.on_change(lambda *_: self._wake.set())
+            informer.on_change(lambda *_: self.enqueue())
         self._log = structlog.get_logger()
-        self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="certificate-controller", daemon=True)
 
     def start(self) -> "CertificateController":
-        """Begin."""
         for informer in self._informers:
             informer.start()
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End; if we are being taken away for good, let the API server do without us first."""
-        self._ending.set()
+        """Stop; if the controller is being removed, set Ignore first, because nothing else would."""
+        self._stopping.set()
         self._wake.set()
         for informer in self._informers:
             informer.stop()
         if self._thread.is_alive():
             self._thread.join(10)
         try:
-            if self._hooks.is_taken_away(CONTROLLER) and self._hooks.arm(armed=False):
-                self._log.warning("webhooks_disarmed", cause="the controller is taken away")
-        except (ApiError, Unavailable) as broken:
-            self._log.warning("webhooks_not_disarmed", cause=str(broken))
+            if self._webhooks.is_being_removed(CONTROLLER):
+                self._fail_open("the controller is being removed")
+        except (ApiError, Unavailable) as error:
+            self._log.warning("failure_policy_not_set", policy=FailurePolicy.IGNORE.value, error=str(error))
 
     @property
     def alive(self) -> bool:
-        """Whether its threads run."""
         return self._thread.is_alive() and all(informer.alive for informer in self._informers)
 
-    def look_again(self) -> None:
-        """Look at once: after becoming the leader, or because something changed."""
+    def enqueue(self) -> None:
+        """Reconcile at once: something changed, or this process became the leader."""
         self._wake.set()
 
     def _run(self) -> None:
-        pause = SOON_S
-        while not self._ending.is_set():
-            self._wake.wait(pause)
-            if self._ending.is_set():
+        delay_s = RETRY_S
+        while not self._stopping.is_set():
+            self._wake.wait(delay_s)
+            if self._stopping.is_set():
                 return
+            # Before the reconcile: a change during it has to wake the next one.
             self._wake.clear()
             if not self._is_leading():
-                pause = AGAIN_S
+                delay_s = RESYNC_S
                 continue
             try:
-                pause = AGAIN_S if self.look() is Step.REST else SOON_S
+                delay_s = RESYNC_S if self.reconcile() is Step.REST else RETRY_S
             except (Conflict, AlreadyExists):
-                pause = SOON_S  # somebody else wrote: look again
-            except (ApiError, Unavailable) as broken:
-                self._log.warning("certificates_not_kept", cause=str(broken))
-                pause = SOON_S
-            except Exception:  # the outermost frame of the thread: it has to go on
-                self._log.exception("certificates_failed")
-                pause = AGAIN_S
+                delay_s = RETRY_S  # another process wrote: read again
+            except (ApiError, Unavailable) as error:
+                self._log.warning("certificate_reconcile_failed", error=str(error), retry_in_s=RETRY_S)
+                delay_s = RETRY_S
+            except Exception:  # the outermost frame of the thread, which has to go on
+                self._log.exception("certificate_worker_crashed")
+                delay_s = RESYNC_S
 
-    def look(self) -> Step:
-        """Look at everything once, and do what can be done now; gives where it stands."""
-        if self._hooks.is_taken_away() and self._hooks.arm(armed=False):
-            self._log.warning("webhooks_disarmed", cause="the webhook is taken away")
+    def reconcile(self) -> Step:
+        """Take all steps that are possible now; returns REST if nothing is left to do, else WAIT."""
+        if self._webhooks.is_being_removed():
+            self._fail_open("the webhook is being removed")
         if not self._terms.managed:
-            return self._arm()
-        found = NextStep(Step.WAIT, "")
-        for _ in range(MOST_STEPS):
-            stored = self._vault.read(self._wall())
-            wanted, outside = self._wanted(stored), self._outside(stored.kept)
-            found = next_step(stored.kept, wanted, self._wall(), outside)
-            # Once everything is remembered that somebody relies on, this is what callers should trust.
-            if found.step not in (Step.BEGIN, Step.REMEMBER) and self._hooks.publish(stored.kept.bundle):
-                outside = self._outside(stored.kept)
-                found = next_step(stored.kept, wanted, self._wall(), outside)
-            self.found = CertificateStatus(stored.kept, found)
-            if found.step in (Step.WAIT, Step.REST):
+            return self._reconcile_failure_policy()
+        step = NextStep(Step.WAIT, "")
+        for _ in range(MAX_STEPS):
+            stored = self._secrets.read(self._wall())
+            request, observed = self._rotation_request(stored), self._observe(stored.kept)
+            step = next_step(stored.kept, request, self._wall(), observed)
+            # Not before BEGIN and REMEMBER: until then the stored bundle may lack a CA that a served certificate needs.
+            if step.step not in (Step.BEGIN, Step.REMEMBER) and self._webhooks.set_ca_bundle(stored.kept.bundle):
+                observed = self._observe(stored.kept)
+                step = next_step(stored.kept, request, self._wall(), observed)
+            self.status = CertificateStatus(stored.kept, step)
+            if step.step in (Step.WAIT, Step.REST):
                 break
-            self._take(found, stored, wanted, outside)
-        arming = self._arm()
-        return Step.WAIT if Step.WAIT in (found.step, arming) else Step.REST
+            self._take_step(step, stored, request, observed)
+        policy_step = self._reconcile_failure_policy()
+        return Step.WAIT if Step.WAIT in (step.step, policy_step) else Step.REST
 
-    def _wanted(self, stored: StoredCertificates) -> RotationRequest:
+    def _rotation_request(self, stored: StoredCertificates) -> RotationRequest:
         if stored.wish and stored.wish not in [*RotationTarget]:
             self._log.warning(
-                "wish_not_understood", wish=stored.wish, remedy=f"write one of {', '.join(RotationTarget)}"
+                "rotation_request_invalid", value=stored.wish, remedy=f"write one of {', '.join(RotationTarget)}"
             )
         return RotationRequest(
             self._terms.names,
@@ -204,89 +217,89 @@ class CertificateController:
             new_leaf=stored.wish == RotationTarget.LEAF,
         )
 
-    def _take(
-        self, found: NextStep, stored: StoredCertificates, wanted: RotationRequest, outside: ObservedTrust
+    def _take_step(
+        self, step: NextStep, stored: StoredCertificates, request: RotationRequest, observed: ObservedTrust
     ) -> None:
-        """Take a step, and store what came of it; Conflict if somebody else did meanwhile."""
-        kept = apply_step(found.step, stored.kept, wanted, self._wall(), outside)
-        granted = (found.step is Step.PREPARE and wanted.new_authority) or (
-            found.step is Step.ISSUE and wanted.new_leaf
+        """Take a step and store its result; raises Conflict if another process wrote the secrets in between."""
+        certificates = apply_step(step.step, stored.kept, request, self._wall(), observed)
+        is_request_done = (step.step is Step.PREPARE and request.new_authority) or (
+            step.step is Step.ISSUE and request.new_leaf
         )
-        self._vault.write(stored, kept, granted=granted)
-        self._log.info("certificates", step=found.step.value, why=found.why)
+        self._secrets.write(stored, certificates, granted=is_request_done)
+        self._log.info("certificate_step_taken", step=step.step.value, reason=step.why)
 
-    def _outside(self, kept: CertificateState) -> ObservedTrust:
-        """See what callers trust, and since when; and what replicas serve."""
-        bundles = self._hooks.bundles()
-        is_there = all(bundle == kept.bundle for bundle in bundles)
-        if not is_there or self._seen[0] != kept.bundle:
-            self._seen = kept.bundle if is_there else b"", self._clock()
-        # Where nobody is registered, nobody has to hear of it.
-        published = is_there and (not bundles or self._clock() - self._seen[1] >= self._terms.settle_s)
-        serving = tuple(self._served())
-        return ObservedTrust(
-            merge_bundles(bundles), published, all(each == kept.leaf.certificate for each in serving), serving
-        )
+    def _observe(self, certificates: CertificateState) -> ObservedTrust:
+        """Return what the API servers trust, whether they have known it for long enough, and what replicas serve."""
+        bundles = self._webhooks.bundles()
+        is_everywhere = all(bundle == certificates.bundle for bundle in bundles)
+        if not is_everywhere or self._published[0] != certificates.bundle:
+            self._published = certificates.bundle if is_everywhere else b"", self._clock()
+        # Without registered webhooks no API server has to learn of the bundle.
+        is_known = is_everywhere and (not bundles or self._clock() - self._published[1] >= self._terms.settle_s)
+        serving = tuple(self._fetch_certificate(address, self._terms.port) for address in self._replica_addresses())
+        is_served = all(served == certificates.leaf.certificate for served in serving)
+        return ObservedTrust(merge_bundles(bundles), is_known, is_served, serving)
 
-    def _served(self) -> Iterable[bytes]:
-        """Ask each replica what it serves, those on their way out too; nothing for one that does not answer."""
-        for address in self._addresses():
-            yield self._dial(address, self._terms.port)
+    def _replica_addresses(self) -> list[str]:
+        """Return the addresses of running replicas, terminating ones included: they may still be called.
 
-    def _addresses(self) -> list[str]:
-        """Find the replicas that may be called: one that is not running yet reads what there is when it begins."""
-        pods = self._cluster.list(PODS, self._namespace, REPLICAS).items
+        A replica that is not running yet reads the stored certificate when it starts.
+        """
+        pods = self._cluster.list(PODS, self._namespace, WEBHOOK_PODS).items
         return [pod.status.pod_ip for pod in pods if pod.status.pod_ip and pod.status.phase == "Running"]
 
-    def _is_behind_service(self) -> bool:
-        """Tell whether the Service has a replica that takes calls."""
-        slices = self._cluster.list(ENDPOINT_SLICES, self._namespace, BEHIND).items
+    def _has_ready_endpoint(self) -> bool:
+        slices = self._cluster.list(ENDPOINT_SLICES, self._namespace, WEBHOOK_ENDPOINTS).items
         return any(endpoint.conditions.ready for each in slices for endpoint in each.endpoints or ())
 
-    def _is_trusted(self) -> bool:
-        """Tell whether some replica would be believed by the API server, for each of our webhooks."""
-        bundles = set(self._hooks.bundles())
+    def _is_any_replica_trusted(self) -> bool:
+        """Whether some replica would be accepted with the caBundle of each webhook."""
+        bundles = set(self._webhooks.bundles())
+        port = self._terms.port
         return any(
-            all(self._trusts(each, self._terms.port, bundle) for bundle in bundles) for each in self._addresses()
+            all(self._is_trusted(address, port, bundle) for bundle in bundles) for address in self._replica_addresses()
         )
 
-    def _why_not_armed(self) -> str:
-        """Say why the API server would get no answer; nothing if it would get one."""
-        if not self._is_behind_service():
-            return f"no replica is ready behind the Service {WEBHOOK}"
-        return "" if self._is_trusted() else "no replica answers with a certificate that the API server would trust"
+    def _obstacle_to_fail(self) -> str:
+        """Return why the API server would get no answer from the webhook; empty if it would."""
+        if not self._has_ready_endpoint():
+            return f"Service {WEBHOOK} has no ready endpoint"
+        return "" if self._is_any_replica_trusted() else "no replica serves a certificate that the caBundle trusts"
 
-    def _arm(self) -> Step:
-        """Let the API server insist on an answer from the first one on, until the webhook is taken away for good."""
-        if self._hooks.is_taken_away():
+    def _reconcile_failure_policy(self) -> Step:
+        """Set Fail once the webhook answers. It stays Fail when the webhook is down, until it is being removed."""
+        if self._webhooks.is_being_removed():
             return Step.REST
-        if why := self._why_not_armed():
-            if why != self._told:
-                self._log.info("webhooks_not_armed", cause=why)
-            self._told, self._answering = why, None
-        elif self._answering is None:
-            self._answering = self._clock()
-        # API servers hear a little later of what is behind the Service.
-        if self._answering is None or self._clock() - self._answering < HEARD_S:
-            self._hooks.arm(armed=None)
+        if obstacle := self._obstacle_to_fail():
+            if obstacle != self._last_obstacle:
+                self._log.info("webhook_not_answering", reason=obstacle)
+            self._last_obstacle, self._answering_since = obstacle, None
+        elif self._answering_since is None:
+            self._answering_since = self._clock()
+        if self._answering_since is None or self._clock() - self._answering_since < ENDPOINT_PROPAGATION_S:
+            # Even so, a configuration with the annotation `never` gets Ignore.
+            self._webhooks.set_failure_policy(None)
             return Step.WAIT
-        self._told = ""
-        if self._hooks.arm(armed=True):
-            self._log.info("webhooks_armed")
+        self._last_obstacle = ""
+        if self._webhooks.set_failure_policy(FailurePolicy.FAIL):
+            self._log.info("failure_policy_set", policy=FailurePolicy.FAIL.value)
         return Step.REST
 
+    def _fail_open(self, reason: str) -> None:
+        if self._webhooks.set_failure_policy(FailurePolicy.IGNORE):
+            self._log.warning("failure_policy_set", policy=FailurePolicy.IGNORE.value, reason=reason)
 
-def named(name: str) -> Selector:
-    """Select the one object of this name."""
+
+def by_name(name: str) -> Selector:
     return Selector(fields=f"metadata.name={name}")
 
 
-def is_trusted_at(address: str, port: int, bundle: bytes, *, name: str) -> bool:
-    """Tell whether one who trusts these CAs would believe who answers there: shakes hands as an API server does."""
+def passes_handshake(address: str, port: int, bundle: bytes, *, name: str) -> bool:
+    """Whether a TLS handshake succeeds as the API server makes it: with only these CAs, and the Service's name."""
     try:
         context = ssl.create_default_context(cadata=bundle.decode("ascii"))
         with (
-            socket.create_connection((address, port), DIAL_S) as connection,
+            socket.create_connection((address, port), DIAL_TIMEOUT_S) as connection,
             context.wrap_socket(connection, server_hostname=name),
         ):
             return True
@@ -294,11 +307,11 @@ def is_trusted_at(address: str, port: int, bundle: bytes, *, name: str) -> bool:
         return False
 
 
-def served_at(address: str, port: int) -> bytes:
-    """Give the certificate that is served somewhere; nothing if none is."""
+def served_certificate(address: str, port: int) -> bytes:
+    """Return the certificate that is served at an address as PEM, without verifying it; empty if there is none."""
     try:
         return x509.load_pem_x509_certificate(
-            ssl.get_server_certificate((address, port), timeout=DIAL_S).encode()
+            ssl.get_server_certificate((address, port), timeout=DIAL_TIMEOUT_S).encode()
         ).public_bytes(Encoding.PEM)
     except (OSError, ValueError):
         return b""

@@ -1,4 +1,4 @@
-"""Writing ConfigMaps that are ours alone."""
+"""Writes ConfigMaps that no other component writes."""
 
 from msgspec.structs import replace
 
@@ -7,15 +7,19 @@ from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, ConfigMap
 
 
-def write_config_map(cluster: Cluster, wanted: ConfigMap, found: ConfigMap | None = None) -> None:
-    """Write a ConfigMap if it is not so already; `found` is what was last heard of it."""
-    if found is None:
+def write_config_map(cluster: Cluster, desired: ConfigMap, cached: ConfigMap | None = None) -> None:
+    """Create or update a ConfigMap, unless its data and labels are right. `cached` saves the read of an existing one.
+
+    Raises Conflict if the cached version is stale.
+    """
+    existing = cached
+    if existing is None:
         try:
-            cluster.create(CONFIG_MAPS, wanted)
+            cluster.create(CONFIG_MAPS, desired)
         except AlreadyExists:
-            found = cluster.get(CONFIG_MAPS, wanted.metadata.name, wanted.metadata.namespace)
+            existing = cluster.get(CONFIG_MAPS, desired.metadata.name, desired.metadata.namespace)
         else:
             return
-    if (found.data, found.metadata.labels) != (wanted.data, wanted.metadata.labels):
-        labels = replace(found.metadata, labels=wanted.metadata.labels)
-        cluster.update(CONFIG_MAPS, replace(found, metadata=labels, data=wanted.data))
+    if (existing.data, existing.metadata.labels) != (desired.data, desired.metadata.labels):
+        metadata = replace(existing.metadata, labels=desired.metadata.labels)
+        cluster.update(CONFIG_MAPS, replace(existing, metadata=metadata, data=desired.data))

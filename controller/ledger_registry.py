@@ -1,6 +1,7 @@
-"""Which namespaces have had a ledger: so that a ledger that is missing can be told from one that never was.
+"""A record of the namespaces that have had a ledger, to tell a lost ledger from one that never existed.
 
-Where one is missing that was there, pods may be on their way that it had admitted; where none was, there are none.
+A lost ledger may have admitted pods that do not exist yet, so its replacement stays closed for a while. A namespace
+that never had a ledger has no such pods, and starts with an open one.
 """
 
 import threading
@@ -18,13 +19,17 @@ from vcuda.decision import Unavailable
 from vcuda.decoding import decoder_for
 from vcuda.names import LEDGER_REGISTRY, LEDGER_REGISTRY_KEY
 
-TRIES = 10
+MAX_ATTEMPTS = 10
 
-Known = dict[str, str]
+# Namespace name to uid: a namespace that is deleted and created again has another uid, and counts as new.
+NamespaceUids = dict[str, str]
 
 
 class LedgerRegistry:
-    """Namespaces by name, each with the uid of the one that had a ledger; kept in a ConfigMap of Quotient's own."""
+    """Stored in a ConfigMap in Quotient's namespace, and cached until `invalidate`; safe for several threads.
+
+    `any_ledger` says whether the cluster has ledgers: if it has, and the registry does not exist, it was lost.
+    """
 
     def __init__(
         self,
@@ -36,83 +41,87 @@ class LedgerRegistry:
     ) -> None:
         self._cluster, self._system_namespace, self._owners = cluster, system_namespace, owners
         self._any_ledger, self._clock = any_ledger, clock
-        # Until when every namespace counts as one that had a ledger: this list was lost, and so may be others' ledgers.
-        self._suspect_until = float("-inf")
-        # Guards what is remembered, and that one write at a time is made of it.
+        # Until then every namespace counts as one that had a ledger: with the registry, ledgers may be lost as well.
+        self._lost_until = float("-inf")
+        # Guards the cache, and keeps it in step with the ConfigMap: so it is held during the calls to the API server,
+        # which are one per new namespace, or batch of them.
         self._lock = threading.Lock()
-        self._known: Known | None = None
+        self._cache: NamespaceUids | None = None
 
     def has(self, namespace: str, uid: str) -> bool:
-        """Tell whether this very namespace has had a ledger."""
+        """Whether exactly this namespace has had a ledger."""
         with self._lock:
-            return self._loaded().get(namespace) == uid or self._clock() < self._suspect_until
+            return self._load().get(namespace) == uid or self._clock() < self._lost_until
 
-    def add(self, beginning: Known) -> Known:
-        """Note that namespaces have a ledger; to be done before they have. Gives those that had none until now."""
-        added: Known = {}
+    def add(self, namespaces: NamespaceUids) -> NamespaceUids:
+        """Add namespaces, and return those that were not in it. To be called before their ledgers are created.
 
-        def change(known: Known) -> Known:
+        In the other order, a ledger lost after a crash in between would look as if it had never existed.
+        """
+        added: NamespaceUids = {}
+
+        def change(known: NamespaceUids) -> NamespaceUids:
             added.clear()
-            added.update({name: uid for name, uid in beginning.items() if known.get(name) != uid})
-            return known | beginning
+            added.update({name: uid for name, uid in namespaces.items() if known.get(name) != uid})
+            return known | namespaces
 
-        self._change(change)
+        self._update(change)
         return added
 
     def remove(self, namespace: str) -> None:
-        """Forget a namespace that is gone."""
-        self._change(lambda known: {name: uid for name, uid in known.items() if name != namespace})
+        self._update(lambda known: {name: uid for name, uid in known.items() if name != namespace})
 
-    def forget(self) -> None:
-        """Read it anew when it is next needed: another process may have changed it."""
+    def invalidate(self) -> None:
+        """Drop the cache: another process may have changed the registry."""
         with self._lock:
-            self._known = None
+            self._cache = None
 
-    def _loaded(self) -> Known:
-        if self._known is None:
+    def _load(self) -> NamespaceUids:
+        if self._cache is None:
             try:
-                self._known = read(self._cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, self._system_namespace))
+                self._cache = decode_registry(self._cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, self._system_namespace))
             except (NotFound, ValueError):
-                self._known = {}
+                self._cache = {}
                 if self._any_ledger():
-                    self._suspect_until = self._clock() + RESERVATION_S
-        return self._known
+                    self._lost_until = self._clock() + RESERVATION_S
+        return self._cache
 
-    def _change(self, change: Callable[[Known], Known]) -> None:
+    def _update(self, change: Callable[[NamespaceUids], NamespaceUids]) -> None:
         with self._lock:
-            if change(self._loaded()) == self._loaded():
+            if change(self._load()) == self._load():
                 return
-            for _ in range(TRIES):
-                try:
-                    self._known = self._write(change)
-                except (Conflict, AlreadyExists, NotFound):
-                    continue
-                return
-        raise Unavailable(f"{LEDGER_REGISTRY}: others write it all the time")
+            self._cache = self._write_with_retries(change)
 
-    def _write(self, change: Callable[[Known], Known]) -> Known:
+    def _write_with_retries(self, change: Callable[[NamespaceUids], NamespaceUids]) -> NamespaceUids:
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return self._write(change)
+            except (Conflict, AlreadyExists, NotFound):
+                continue
+        raise Unavailable(f"too many conflicting writes to ConfigMap {self._system_namespace}/{LEDGER_REGISTRY}")
+
+    def _write(self, change: Callable[[NamespaceUids], NamespaceUids]) -> NamespaceUids:
         try:
-            found = self._cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, self._system_namespace)
+            existing = self._cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, self._system_namespace)
         except NotFound:
-            # If it was deleted, what is remembered of it still counts.
-            known = change(dict(self._known or {}))
+            # Deleted while this process runs: the cache is the better copy.
+            known = change(dict(self._cache or {}))
             metadata = Metadata(name=LEDGER_REGISTRY, namespace=self._system_namespace, owner_references=self._owners())
-            self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=written(known)))
+            self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=encode_registry(known)))
             return known
         try:
-            before = read(found)
+            before = decode_registry(existing)
         except ValueError:
-            before = self._known or {}
+            before = self._cache or {}
         known = change(before)
-        self._cluster.update(CONFIG_MAPS, replace(found, data=written(known)))
+        self._cluster.update(CONFIG_MAPS, replace(existing, data=encode_registry(known)))
         return known
 
 
-def read(found: ConfigMap) -> Known:
-    """Read it; a ValueError if it is not as it was written."""
-    return decoder_for(Known).decode(found.data.get(LEDGER_REGISTRY_KEY, ""))
+def decode_registry(config_map: ConfigMap) -> NamespaceUids:
+    """Decode the registry; raises ValueError if the ConfigMap is not as `encode_registry` wrote it."""
+    return decoder_for(NamespaceUids).decode(config_map.data.get(LEDGER_REGISTRY_KEY, ""))
 
 
-def written(known: Known) -> dict[str, str]:
-    """Write it as a ConfigMap holds it."""
-    return {LEDGER_REGISTRY_KEY: msgspec.json.encode(known, order="sorted").decode()}
+def encode_registry(namespaces: NamespaceUids) -> dict[str, str]:
+    return {LEDGER_REGISTRY_KEY: msgspec.json.encode(namespaces, order="sorted").decode()}

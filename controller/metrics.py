@@ -1,4 +1,4 @@
-"""What the controller measures, under the names that stand here and nowhere else."""
+"""The controller's metrics; their names are defined here and nowhere else."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,7 +12,7 @@ LABELS = ("namespace", "quota", "type", "resource")
 
 
 class Metrics:
-    """The series of one controller, made of its ledgers when somebody looks."""
+    """Computes the series from the ledgers at each scrape."""
 
     def __init__(
         self,
@@ -26,43 +26,50 @@ class Metrics:
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Show how things stand; quotas are shown by the leader alone, so that they are not counted twice."""
+        """Yield the series. Only the leader exports quotas and certificates: sums over replicas count them once."""
         leading = self._is_leading()
-        yield GaugeMetricFamily("quotient_controller_leading", "Whether this process is the leader", float(leading))
         yield GaugeMetricFamily(
-            "quotient_controller_lag_seconds", "How long the oldest change waits to be accounted for", self._lag_s()
+            "quotient_controller_leading", "1 if this process is the leader, 0 if it is a standby", float(leading)
+        )
+        yield GaugeMetricFamily(
+            "quotient_controller_lag_seconds",
+            "Age of the oldest change in a namespace that has not been reconciled yet",
+            self._lag_s(),
         )
         if leading:
             yield from certificate_series(self._certificates())
         ledgers = self._ledgers() if leading else {}
         closed = sum(ledger.state is not LedgerState.OPEN for ledger in ledgers.values())
         yield GaugeMetricFamily("quotient_ledgers", "Namespaces that have a ledger", float(len(ledgers)))
-        yield GaugeMetricFamily("quotient_ledgers_closed", "Ledgers that are being rebuilt", float(closed))
-        hard = GaugeMetricFamily("quotient_quota_hard", "What a quota allows", labels=LABELS)
-        used = GaugeMetricFamily("quotient_quota_used", "What pods use of it", labels=LABELS)
-        reserved = GaugeMetricFamily("quotient_quota_reserved", "What is reserved for pods to come", labels=LABELS)
+        yield GaugeMetricFamily(
+            "quotient_ledgers_closed", "Ledgers that were lost and are being rebuilt; they admit no pod", float(closed)
+        )
+        hard = GaugeMetricFamily("quotient_quota_hard", "Limit of a quota (cores, MiB or pods)", labels=LABELS)
+        used = GaugeMetricFamily("quotient_quota_used", "Charged for pods that exist", labels=LABELS)
+        reserved = GaugeMetricFamily(
+            "quotient_quota_reserved", "Charged for admitted pods that have not been seen yet", labels=LABELS
+        )
         for namespace, ledger in ledgers.items():
             usage = ledger.usage
-            for key, most in usage.hard.items():
+            for key, limit in usage.hard.items():
                 labels = (namespace, *key)
-                hard.add_metric(labels, most)
+                hard.add_metric(labels, limit)
                 used.add_metric(labels, usage.used[key])
                 reserved.add_metric(labels, usage.reserved[key])
         yield from (hard, used, reserved)
 
 
-def certificate_series(found: CertificateStatus) -> Iterator[Metric]:
-    """Show how long the CA is good, and what is being done about certificates."""
-    if found.kept.current is not None:
+def certificate_series(status: CertificateStatus) -> Iterator[Metric]:
+    if status.certificates.current is not None:
         yield GaugeMetricFamily(
             "quotient_ca_not_after_seconds",
-            "When the CA that signs now expires, in seconds since 1970",
-            found.kept.current.not_after.timestamp(),
+            "When the CA that signs serving certificates expires, in seconds since 1970",
+            status.certificates.current.not_after.timestamp(),
         )
     step = GaugeMetricFamily(
         "quotient_certificates_step",
-        "The last step of keeping certificates; rest and wait are no step",
+        "1 for the last step of certificate rotation; rest: nothing to do, wait: waiting for callers or replicas",
         labels=["step"],
     )
-    step.add_metric([found.last.step.value], 1.0)
+    step.add_metric([status.last_step.step.value], 1.0)
     yield step

@@ -1,7 +1,8 @@
-"""Who owns what Quotient makes at run time: a ClusterRole that grants nothing, and is deleted with Quotient.
+"""The owner of what Quotient creates at run time: a ClusterRole without rules that the chart installs.
 
-Kubernetes then removes what it owned, in every namespace: ledgers, status, secrets, the lease. So nothing is left
-behind, in whatever order Quotient is taken away, and no job has to run for it.
+When Quotient is uninstalled, the ClusterRole goes with it, and Kubernetes' garbage collector deletes what it owned in
+all namespaces: ledgers, status, secrets, the lease. No cleanup job has to run, in whatever order parts are removed.
+An owner of namespaced objects in several namespaces has to be cluster-scoped, hence a ClusterRole.
 """
 
 import threading
@@ -13,29 +14,33 @@ from cluster.interface import Cluster
 from cluster.objects import CLUSTER_ROLES, OwnerReference
 from vcuda.names import OWNER_CLUSTER_ROLE
 
-# It may be deleted and made again; what is made for one that is gone would be removed at once.
-REMEMBERED_S = 2.0
+# Short: after the ClusterRole was deleted and created again, an object with the old uid as its owner would be
+# garbage-collected at once.
+CACHE_S = 2.0
 
 
 class OwnerReferences:
-    """Gives the owner; none where Quotient was not installed with one. Whoever cannot be told makes nothing."""
+    """Returns the owner references for a new object; none if the ClusterRole is not installed.
+
+    If the API server does not answer, the error is passed on, and the caller creates nothing.
+    """
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._clock = cluster, clock
+        # Guards the cache; held during the read, so that several workers do not read at the same time.
         self._lock = threading.Lock()
-        self._found: list[OwnerReference] = []
+        self._cached: list[OwnerReference] = []
         self._read_at = float("-inf")
 
     def __call__(self) -> list[OwnerReference]:
-        """Give it as an object's metadata has it."""
         with self._lock:
-            if self._clock() - self._read_at > REMEMBERED_S:
-                self._found, self._read_at = self._read(), self._clock()
-            return self._found
+            if self._clock() - self._read_at > CACHE_S:
+                self._cached, self._read_at = self._read(), self._clock()
+            return self._cached
 
     def _read(self) -> list[OwnerReference]:
         try:
-            found = self._cluster.get(CLUSTER_ROLES, OWNER_CLUSTER_ROLE)
+            uid = self._cluster.get(CLUSTER_ROLES, OWNER_CLUSTER_ROLE).metadata.uid
         except NotFound:
             return []
-        return [OwnerReference(CLUSTER_ROLES.api_version, CLUSTER_ROLES.name, OWNER_CLUSTER_ROLE, found.metadata.uid)]
+        return [OwnerReference(CLUSTER_ROLES.api_version, CLUSTER_ROLES.name, OWNER_CLUSTER_ROLE, uid)]

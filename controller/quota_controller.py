@@ -1,4 +1,4 @@
-"""Decides what to look at when: each namespace when something happened in it, and once in a while anyway."""
+"""The quota controller: enqueues namespaces when something in them changes, and reconciles them on a few workers."""
 
 import random
 import threading
@@ -13,8 +13,10 @@ from cluster.interface import Cluster
 from cluster.objects import ConfigMap, Metadata, Namespace, Owners
 from controller.caches import ControllerCaches
 from controller.config_maps import write_config_map
-from controller.pod_usage import GpuNode, PodUsage
-from controller.reconciling import AGAIN_S, APART_S, SOON_S, NamespaceReconciler, NamespaceStates
+from controller.gpu_nodes import GpuNode
+from controller.namespace_state import InitialReconcile, NamespaceStates
+from controller.pod_usage import PodUsage
+from controller.reconciling import MIN_INTERVAL_S, RESYNC_S, NamespaceReconciler
 from ledger.ledger_store import ledger_namespace
 from ledger.quota_cache import QuotaCache
 from ledger.workqueue import WorkQueue
@@ -26,16 +28,19 @@ from vcuda.namespace_policy import Mode
 from vcuda.scheme import Scheme
 
 WORKERS = 4
-# Where something ended, others may wait for the room; that something began has been accounted for at admission.
-APART_AT_EASE_S = 1.0
+# A change is reconciled this much later, together with those that come with it.
+COALESCE_S = 0.05
+# Least time between reconciles after a change that frees nothing: a created pod was charged at admission.
+RELAXED_INTERVAL_S = 1.0
 RETRY_S = 1.0
-# How often one that has nothing to do yet looks whether that has changed.
-STANDBY_S = 0.1
-CATALOGUE_TURN = ""
+# How often a worker of a standby checks whether it leads and the caches are synced.
+STANDBY_POLL_S = 0.1
+# The key of the GPU catalogue in the work queue; no namespace has an empty name.
+CATALOGUE_ITEM = ""
 
 
 class QuotaController:
-    """Looks after all ledgers. Works only while `is_leading` says so; follows the cluster all the time."""
+    """Reconciles all namespaces while `is_leading` says so. The caches are kept up to date on a standby too."""
 
     def __init__(
         self,
@@ -54,11 +59,11 @@ class QuotaController:
         self._cluster, self._system_namespace, self._owners = cluster, system_namespace, owners
         self._is_leading, self._clock = is_leading, clock
         self.caches = ControllerCaches(cluster, scheme, system_namespace, quotas)
-        self._notes = NamespaceStates()
+        self.states = NamespaceStates()
         self.reconciler = NamespaceReconciler(
             cluster,
             self.caches,
-            self._notes,
+            self.states,
             recorder,
             scheme=scheme,
             system_namespace=system_namespace,
@@ -67,201 +72,175 @@ class QuotaController:
             wall=wall,
             owners=owners,
         )
-        self._turns = WorkQueue(clock)
-        # What was not looked at since we began to lead, and when that was; None until everything is known.
-        self._behind: set[str] | None = None
-        self._began = clock()
-        self._ending = threading.Event()
+        self._queue = WorkQueue(clock)
+        self._initial = InitialReconcile(clock())
+        self._stopping = threading.Event()
         self._log = structlog.get_logger()
-        self._follow()
+        self._register_handlers()
         self._threads = [
-            threading.Thread(target=self._run, name=f"keeper-{index}", daemon=True) for index in range(WORKERS)
+            threading.Thread(target=self._run, name=f"quota-worker-{index}", daemon=True) for index in range(WORKERS)
         ]
 
-    def _follow(self) -> None:
+    def _register_handlers(self) -> None:
         caches = self.caches
-        caches.pods.on_change(self._pod_changed)
-        caches.nodes.on_change(self._node_changed)
-        caches.namespaces.on_change(lambda old, new: self._touch((new or old or Namespace()).metadata.name))
-        caches.ledgers.on_change(self._ledger_changed)
-        caches.statuses.on_change(lambda old, new: self._touch((new or old or ConfigMap()).metadata.namespace))
-        caches.catalogue.on_change(lambda *_: self._turns.want(CATALOGUE_TURN, self._clock() + SOON_S))
-        caches.quotas.on_change(self._touch)
+        caches.pods.on_change(self._on_pod_change)
+        caches.nodes.on_change(self._on_node_change)
+        caches.namespaces.on_change(lambda old, new: self._enqueue((new or old or Namespace()).metadata.name))
+        caches.ledgers.on_change(self._on_ledger_change)
+        caches.statuses.on_change(lambda old, new: self._enqueue((new or old or ConfigMap()).metadata.namespace))
+        caches.catalogue.on_change(lambda *_: self._queue.add_after(CATALOGUE_ITEM, COALESCE_S))
+        caches.quotas.on_change(self._enqueue)
 
     @property
     def alive(self) -> bool:
-        """Whether all threads run."""
         return self.caches.alive and all(thread.is_alive() for thread in self._threads)
 
     def start(self) -> "QuotaController":
-        """Begin to follow, and to look after ledgers."""
         self.caches.start()
         for thread in self._threads:
             thread.start()
         return self
 
     def stop(self) -> None:
-        """End."""
-        self._ending.set()
-        self._turns.stop()
+        self._stopping.set()
+        self._queue.shut_down()
         self.caches.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(10)
 
-    def look_at_everything(self) -> None:
-        """Look at every namespace: after becoming the leader, nothing that another one knew is known."""
-        with self._notes.lock:
-            self._behind, self._began = None, self._clock()
-        self.reconciler.begin()
-        self._turns.want(CATALOGUE_TURN)  # whoever takes it sees that there is everything to do
+    def reconcile_all(self) -> None:
+        """Reconcile every namespace: for a new leader, which does not know what its predecessor has done."""
+        self._initial.reset(self._clock())
+        self.reconciler.reset()
+        # Wakes a worker; `_wait_until_leading_and_synced` then enqueues the namespaces.
+        self._queue.add(CATALOGUE_ITEM)
 
-    def _on_duty(self) -> bool:
-        """Wait until we lead and everything is known; False at the end."""
+    def _wait_until_leading_and_synced(self) -> bool:
+        """Block until there is work for this process, and enqueue all namespaces if it is new; False at the end."""
         while not (self._is_leading() and self.caches.synced):
-            if self._ending.wait(STANDBY_S):
+            if self._stopping.wait(STANDBY_POLL_S):
                 return False
-        with self._notes.lock:
-            if self._behind is not None:
-                return True
-            self._behind = {namespace.metadata.name for namespace in self.caches.namespaces.all()}
-            self._behind |= {ledger_namespace(found) for found in self.caches.ledgers.all()}
-            behind = set(self._behind)
-        for namespace in behind:
-            self._turns.want(namespace)
+        for namespace in self._initial.begin(self._list_namespaces):
+            self._queue.add(namespace)
         return True
 
-    def _caught_up(self, namespace: str) -> None:
-        """Say so when everything has been looked at that was there when we began to lead."""
-        with self._notes.lock:
-            if not self._behind or namespace not in self._behind:
-                return
-            self._behind.remove(namespace)
-            is_last = not self._behind
-        if is_last:
-            took_s = round(self._clock() - self._began, 1)
-            self._log.info(
-                "caught_up", namespaces=len(self.caches.namespaces), pods=len(self.caches.pods), took_s=took_s
-            )
+    def _list_namespaces(self) -> set[str]:
+        """Return all namespaces, and those that are gone and left a ledger."""
+        namespaces = {namespace.metadata.name for namespace in self.caches.namespaces.all()}
+        return namespaces | {ledger_namespace(config_map) for config_map in self.caches.ledgers.all()}
 
     def idle(self) -> bool:
-        """Tell whether there is nothing to do at the moment."""
-        return self.caches.synced and self._turns.waiting() == 0
+        """Whether no key is due or being processed."""
+        return self.caches.synced and self._queue.pending() == 0
 
     def ledgers(self) -> dict[str, Ledger]:
-        """Give all ledgers as they were last seen, for the metrics."""
-        with self._notes.lock:
-            return {name: seen.ledger for name, seen in self._notes.all().items() if seen.ledger is not None}
+        return self.states.ledgers()
 
     def lag_s(self) -> float:
-        """Say how long the oldest change has been waiting to be accounted for; a standby accounts for none."""
-        now = self._clock()
-        if not self._is_leading():
-            return 0.0
-        with self._notes.lock:
-            return max(
-                (now - seen.changed for seen in self._notes.all().values() if seen.changed is not None), default=0.0
-            )
+        """Return how long the oldest change has been waiting to be reconciled; a standby reconciles none."""
+        return self.states.lag_s(self._clock()) if self._is_leading() else 0.0
 
-    def _pod_changed(self, old: PodUsage | None, new: PodUsage | None) -> None:
-        found = new or old
-        if found is None:
+    def _on_pod_change(self, old: PodUsage | None, new: PodUsage | None) -> None:
+        pod = new or old
+        if pod is None:
             return
-        namespace = found.metadata.namespace
-        # A standby need not remember: when it begins to lead, it looks at everything.
+        namespace = pod.metadata.namespace
+        # A standby need not remember deleted pods, and must not collect them for ever: a new leader finds charges
+        # without pods in its first reconcile.
         if new is None and self._is_leading():
-            with self._notes.lock:
-                self._notes.of(namespace).gone.add(found.key)
-        if old is None or new is None or matters(old) != matters(new):
-            self._touch(namespace, at_ease=old is None)
+            self.states.pod_deleted(namespace, pod.key)
+        if old is None or new is None or accounted_fields(old) != accounted_fields(new):
+            self._enqueue(namespace, MIN_INTERVAL_S if old is not None else RELAXED_INTERVAL_S)
 
-    def _node_changed(self, old: GpuNode | None, new: GpuNode | None) -> None:
-        if old is not None and new is not None and cards_of(old) == cards_of(new) and old.lost == new.lost:
+    def _on_node_change(self, old: GpuNode | None, new: GpuNode | None) -> None:
+        if old is not None and new is not None and cards_by_uuid(old) == cards_by_uuid(new) and old.lost == new.lost:
             return
-        self._turns.want(CATALOGUE_TURN, self._clock() + SOON_S)
+        self._queue.add_after(CATALOGUE_ITEM, COALESCE_S)
         name = (new or old or GpuNode()).metadata.name
         for namespace in self.caches.namespaces_on(name):
-            self._touch(namespace)
+            self._enqueue(namespace)
 
-    def _ledger_changed(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
-        found = new or old
-        if found is None:
+    def _on_ledger_change(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
+        config_map = new or old
+        if config_map is None:
             return
-        namespace, now = ledger_namespace(found), self._clock()
-        reserved = reserved_pods_in(new.data.get(LEDGER_KEY, "")) if new is not None else ()
-        with self._notes.lock:
-            seen = self._notes.of(namespace)
-            is_first = not self.caches.ledgers.synced
-            seen.reserved = {pod: seen.reserved.get(pod, (now, is_first)) for pod in reserved}
-            is_ours = new is not None and seen.written == new.metadata.resource_version
-        if not is_ours:
-            self._touch(namespace, at_ease=old is not None and new is not None)
+        namespace = ledger_namespace(config_map)
+        reserved = list(reserved_pods_in(new.data.get(LEDGER_KEY, ""))) if new is not None else []
+        is_first_list = not self.caches.ledgers.synced
+        self.states.reservations_seen(namespace, reserved, self._clock(), at_start=is_first_list)
+        # What this process wrote itself needs no reconcile.
+        if new is None or not self.states.is_own_write(namespace, new.metadata.resource_version):
+            is_update = old is not None and new is not None
+            self._enqueue(namespace, RELAXED_INTERVAL_S if is_update else MIN_INTERVAL_S)
 
-    def _touch(self, namespace: str, *, at_ease: bool = False) -> None:
-        """Look at a namespace soon; one who is not on duty yet will look at everything anyway."""
-        now = self._clock()
-        with self._notes.lock:
-            if self._behind is None:
-                return
-            seen = self._notes.of(namespace)
-            seen.touched += 1
-            if seen.changed is None:
-                seen.changed = now
-            at = max(now + SOON_S, seen.last + (APART_AT_EASE_S if at_ease else APART_S))
-        self._turns.want(namespace, at)
+    def _enqueue(self, namespace: str, min_interval_s: float = MIN_INTERVAL_S) -> None:
+        """Enqueue a namespace that changed; `min_interval_s` is the least time since its last reconcile."""
+        if not self._initial.has_begun():
+            return  # all namespaces are enqueued when it begins
+        delay_s = self.states.record_change(namespace, self._clock(), min_interval_s)
+        self._queue.add_after(namespace, max(COALESCE_S, delay_s))
 
     def _run(self) -> None:
-        while self._on_duty() and (namespace := self._turns.next()) is not None:
+        while self._wait_until_leading_and_synced() and (namespace := self._queue.get()) is not None:
             try:
                 if not self._is_leading():
-                    self._turns.want(namespace)
-                elif namespace == CATALOGUE_TURN:
+                    self._queue.add(namespace)  # leadership was lost since the check
+                elif namespace == CATALOGUE_ITEM:
                     self._write_catalogue()
                 else:
-                    self.look_at(namespace)
-            except Unavailable as away:
-                self.reconciler.note_trouble()
-                self._retry(namespace, str(away))
-            except ApiError as refused:  # of this namespace alone; the cluster is well
-                self._retry(namespace, str(refused))
-            except Exception:  # the outermost frame of the thread: it has to go on
-                self._log.exception("keeper_failed", namespace=namespace)
-                self._retry(namespace, "a fault")
+                    self.reconcile(namespace)
+            except Unavailable as error:
+                self.reconciler.record_outage()
+                self._retry(namespace, str(error))
+            except ApiError as error:  # an answer about this namespace: the API server works
+                self._retry(namespace, str(error))
+            except Exception:  # the outermost frame of the thread, which has to go on
+                self._log.exception("worker_crashed", namespace=namespace)
+                self._retry(namespace, "internal error, see worker_crashed")
             finally:
-                self._turns.done(namespace)
+                self._queue.done(namespace)
 
-    def _retry(self, namespace: str, cause: str) -> None:
-        with self._notes.lock:
-            seen = self._notes.of(namespace)
-            seen.failures += 1
-            pause = RETRY_S * (1 << min(seen.failures - 1, 4)) * random.uniform(0.5, 1.0)
-        self._log.warning("namespace_not_kept", namespace=namespace, cause=cause, again_s=round(pause, 1))
-        self._turns.want(namespace, self._clock() + pause)
+    def _retry(self, namespace: str, error: str) -> None:
+        delay_s = retry_delay_s(self.states.failed(namespace))
+        self._log.warning("reconcile_failed", namespace=namespace, error=error, retry_in_s=round(delay_s, 1))
+        self._queue.add_after(namespace, delay_s)
 
-    def look_at(self, namespace: str) -> None:
-        """Have a namespace kept, and look at it again when it is time."""
-        again_s = self.reconciler.look_at(namespace)
-        if again_s is not None:
-            self._turns.want(namespace, self._clock() + again_s)
-        self._caught_up(namespace)
+    def reconcile(self, namespace: str) -> None:
+        """Reconcile a namespace, and enqueue it for when something is due in it."""
+        delay_s = self.reconciler.reconcile(namespace)
+        if delay_s is not None:
+            self._queue.add_after(namespace, delay_s)
+        leading_since = self._initial.reconciled(namespace)
+        if leading_since is not None:
+            self._log.info(
+                "initial_reconcile_done",
+                namespaces=len(self.caches.namespaces),
+                pods=len(self.caches.pods),
+                took_s=round(self._clock() - leading_since, 1),
+            )
 
     def _write_catalogue(self) -> None:
-        """Write down which cards there are."""
+        """Write the GPU models of the cluster, which the webhook needs to charge whole cards."""
         data = {CATALOGUE_KEY: encode_catalogue(self.caches.cards())}
         metadata = Metadata(name=CATALOGUE, namespace=self._system_namespace, owner_references=self._owners())
         write_config_map(self._cluster, ConfigMap(metadata=metadata, data=data))
-        with self._notes.lock:
-            self._notes.of(CATALOGUE_TURN).failures = 0
-        self._turns.want(CATALOGUE_TURN, self._clock() + AGAIN_S)
+        self.states.succeeded(CATALOGUE_ITEM)
+        self._queue.add_after(CATALOGUE_ITEM, RESYNC_S)
 
 
-def matters(held: PodUsage) -> tuple[object, ...]:
-    """Give what accounting looks at."""
-    return held.node, held.placed, held.is_terminal, held.due_s, held.request
+def retry_delay_s(failures: int) -> float:
+    """Return a random delay that doubles with each failure in a row, from 0.5 to 1 s up to 8 to 16 s."""
+    return RETRY_S * (1 << min(failures - 1, 4)) * random.uniform(0.5, 1.0)
 
 
-def cards_of(machine: GpuNode) -> Mapping[str, CardModel]:
-    """Give what is asked of a node's cards."""
-    return {gpu.uuid: CardModel(gpu.model, gpu.memory_mib, machine.pool) for gpu in machine.gpus} | {
-        "": CardModel(machine.model, machine.memory_mib, machine.pool)
+def accounted_fields(pod: PodUsage) -> tuple[object, ...]:
+    """Return the fields of a pod whose change affects its charge."""
+    return pod.node, pod.gpu_uuids, pod.is_terminal, pod.delete_by_s, pod.request
+
+
+def cards_by_uuid(node: GpuNode) -> Mapping[str, CardModel]:
+    """Return a node's GPUs by uuid, and under an empty one what its labels say."""
+    return {gpu.uuid: CardModel(gpu.model, gpu.memory_mib, node.pool) for gpu in node.gpus} | {
+        "": CardModel(node.model, node.memory_mib, node.pool)
     }

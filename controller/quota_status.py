@@ -1,4 +1,4 @@
-"""`gpu-quota-status`: what everybody in a namespace can see of its quotas.
+"""The content of ConfigMap `gpu-quota-status`, which shows everyone in a namespace how its quotas are used.
 
 ```yaml
 v: 1
@@ -9,11 +9,11 @@ quotas:
     A100:
       cores: {hard: 400, used: 350, reserved: 25, free: 25}
       memoryMiB: {hard: 163840, used: 81920, reserved: 0, free: 81920}
-holders:                 # who holds most
+holders:                 # the workloads that use most
 - {name: Job/train, model: A100, cores: 300, pods: 3, memoryMiB: 122880}
-waiting:                 # pods that got in without a charge, and wait for one
+waiting:                 # pods that were created without a charge, and wait for free quota
 - {name: late, reason: "..."}
-notes: []                # what is amiss: a quota that cannot be read, or that was lowered below what is in use
+notes: []                # problems: an invalid quota, a quota lowered below its usage, a lost ledger
 ```
 """
 
@@ -23,38 +23,38 @@ from typing import Any
 import msgspec
 import yaml
 
-from vcuda.dimensions import STATUS_KEYS
+from vcuda.dimensions import STATUS_KEYS, UNITS
 from vcuda.ledger import Ledger, LedgerState
 from vcuda.namespace_policy import Mode
 
 VERSION = 1
 MAX_WAITING = 20
-# Four times as fast where the C library is there, and to the letter the same.
+# Four times as fast where the C library is installed, with the same output.
 DUMPER: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def status_of(
     ledger: Ledger, cluster_mode: Mode, waiting: Mapping[str, str], mistakes: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Say how a namespace stands with its quotas.
+    """Return the status of a namespace.
 
-    `waiting` are pods by name, with the reason; `mistakes` are quotas that cannot be read, with what is wrong.
+    `waiting` has the reason for each waiting pod by name, `mistakes` those in each invalid quota by its name.
     """
     return {
         "v": VERSION,
         "mode": str(ledger.policy.effective_mode(cluster_mode)),
         "quotas": [
-            {"name": quota.name, "types": {line: dimensions(ledger, quota.name, line) for line in quota.types}}
+            {"name": quota.name, "types": {line: line_usage(ledger, quota.name, line) for line in quota.types}}
             for quota in ledger.quotas
         ],
         "holders": [msgspec.to_builtins(holder) for holder in ledger.holders],
-        "waiting": [{"name": name, "reason": why} for name, why in sorted(waiting.items())[:MAX_WAITING]],
-        "notes": notes(ledger, cluster_mode, mistakes),
+        "waiting": [{"name": name, "reason": reason} for name, reason in sorted(waiting.items())[:MAX_WAITING]],
+        "notes": status_notes(ledger, cluster_mode, mistakes),
     }
 
 
-def dimensions(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int]]:
-    """Give the numbers of one line."""
+def line_usage(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int]]:
+    """Return the numbers of one line of a quota, by dimension."""
     usage = ledger.usage
     return {
         STATUS_KEYS[dimension]: {
@@ -69,30 +69,37 @@ def dimensions(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int
     }
 
 
-def notes(ledger: Ledger, cluster_mode: Mode, mistakes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Say what is amiss."""
+def status_notes(ledger: Ledger, cluster_mode: Mode, mistakes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what a user or administrator has to know: exceeded limits, invalid quotas, a ledger being rebuilt."""
+    notes = exceeded_limits(ledger, cluster_mode)
+    in_force = {quota.name for quota in ledger.quotas}
+    for name, mistakes_in_quota in mistakes.items():
+        is_in_force = name in in_force
+        consequence = (
+            "the last valid version stays in force" if is_in_force else "it is not in force and limits nothing"
+        )
+        notes += [f"{mistake}; {consequence}" for mistake in mistakes_in_quota]
+    if ledger.state is LedgerState.REBUILDING:
+        notes.append("the ledger was lost and is being rebuilt; GPU pods are refused for up to a minute")
+    return notes
+
+
+def exceeded_limits(ledger: Ledger, cluster_mode: Mode) -> list[str]:
+    """Return a note for each limit that was lowered below the usage, or exceeded in audit mode."""
     usage = ledger.usage
-    audit = ledger.policy.effective_mode(cluster_mode) is Mode.AUDIT
-    follows = (
-        "only watched, nothing is refused"
-        if audit
-        else "nothing more is admitted until it is less; nothing that runs is ended"
+    is_audit = ledger.policy.effective_mode(cluster_mode) is Mode.AUDIT
+    consequence = (
+        "mode is audit, so no pod is refused"
+        if is_audit
+        else "new pods are refused until usage drops below it; running pods are not evicted"
     )
-    told = [
-        f"{quota}: types.{line}.{dimension}: {usage.taken[quota, line, dimension]} are in use and {hard} allowed: "
-        f"{follows}"
+    return [
+        f"{quota}: types.{line}.{dimension}: {usage.taken[quota, line, dimension]} {UNITS[dimension]} in use exceed "
+        f"the limit of {hard}; {consequence}"
         for (quota, line, dimension), hard in usage.hard.items()
         if usage.taken[quota, line, dimension] > hard
     ]
-    good = {quota.name for quota in ledger.quotas}
-    for name, wrong in mistakes.items():
-        kept = "the last good one stays in force" if name in good else "it is NOT in force, and limits nothing"
-        told += [f"{mistake}; {kept}" for mistake in wrong]
-    if ledger.state is LedgerState.REBUILDING:
-        told.append("the ledger was lost and is being rebuilt; no pod with GPUs is admitted for up to a minute")
-    return told
 
 
 def encode_status(status: Mapping[str, Any]) -> str:
-    """Write a status for people and programs."""
     return yaml.dump(dict(status), Dumper=DUMPER, sort_keys=False, default_flow_style=None, width=1000)

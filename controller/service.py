@@ -1,4 +1,4 @@
-"""All that one controller process is made of, put together from the configuration."""
+"""Builds all parts of a controller process from the configuration, and starts and stops them."""
 
 import gc
 import os
@@ -21,11 +21,13 @@ from settings.probes import Probes
 from vcuda.names import CONTROLLER, names_for
 from vcuda.scheme import build_scheme
 
-GARBAGE = (50_000, 20, 20)
+# The caches of a large cluster are long-lived objects: with Python's default thresholds, traversing them again and
+# again costs more than all other work of this process.
+GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class Service:
-    """The parts of a running controller, and how it is with them."""
+    """The parts of a controller process. Any number of replicas may run; the elected leader reconciles."""
 
     def __init__(self, configuration: Configuration, cluster: Cluster, terms: ElectionTimings | None = None) -> None:
         scheme = build_scheme(
@@ -40,7 +42,7 @@ class Service:
             configuration.system_namespace,
             configuration.controller.identity or f"{socket.gethostname()}-{os.getpid()}",
             terms=terms,
-            on_start=self._begin_to_lead,
+            on_start=self._on_started_leading,
             owners=owners,
         )
         self.quota_controller = QuotaController(
@@ -69,7 +71,7 @@ class Service:
             self.quota_controller.ledgers,
             self.quota_controller.lag_s,
             lambda: self.elector.leading,
-            lambda: self.certificates.found,
+            lambda: self.certificates.status,
         )
         settings = configuration.controller
         self.probes = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
@@ -77,26 +79,24 @@ class Service:
         self._log = structlog.get_logger()
 
     def start(self) -> "Service":
-        """Begin."""
-        # A large cluster is held in memory for long: looking through it for garbage at every turn would cost more than
-        # all other work.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GARBAGE)
+        gc.set_threshold(*GC_THRESHOLDS)
         self.probes.start()
         self.quotas.start()
         self.quota_controller.start()
         self.certificates.start()
+        # Last: the elector's callback needs the others.
         self.elector.start()
         self._log.info("controller_started", identity=self.elector.identity, ops_port=self.probes.port)
         return self
 
-    def _begin_to_lead(self) -> None:
-        self.quota_controller.look_at_everything()
-        self.certificates.look_again()
+    def _on_started_leading(self) -> None:
+        self.quota_controller.reconcile_all()
+        self.certificates.enqueue()
 
     def stop(self) -> None:
-        """End, and leave the lease to another."""
+        """Stop all threads, and release the lease so that another replica leads at once."""
         self.certificates.stop()
         self.elector.stop()
         self.quota_controller.stop()
@@ -104,18 +104,18 @@ class Service:
         self.probes.stop()
 
     def run(self) -> None:
-        """Serve until told to end."""
+        """Serve until `ending` is set."""
         self.start()
         self.ending.wait()
         self.stop()
 
     def not_live(self) -> list[str]:
-        """Say why the process should be started anew."""
-        amiss = [] if self.quota_controller.alive else ["a thread has ended that keeps the ledgers"]
+        """Return why the process should be restarted; empty if it should not."""
+        problems = [] if self.quota_controller.alive else ["a thread of the quota controller has stopped"]
         if not self.certificates.alive:
-            amiss.append("a thread has ended that keeps the certificates")
-        return amiss if self.elector.alive else [*amiss, "the elector has ended"]
+            problems.append("a thread of the certificate controller has stopped")
+        return problems if self.elector.alive else [*problems, "the thread of the leader election has stopped"]
 
     def not_ready(self) -> list[str]:
-        """Say what is not known yet; a standby is ready, too."""
-        return [] if self.quota_controller.caches.synced else ["the cluster is not yet known"]
+        """Return what is missing until this replica could lead; a standby is ready, too."""
+        return [] if self.quota_controller.caches.synced else ["the caches are not synced yet"]

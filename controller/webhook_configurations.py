@@ -1,14 +1,18 @@
-"""The webhook configurations as the controller keeps them: whom the API server trusts, and whether it must be answered.
+"""The two webhook configurations as the controller maintains them: caBundle and failurePolicy.
 
-The chart registers our webhooks with `failurePolicy: Ignore`, so that nobody is held up before they can answer. When
-they do, the controller arms them: `Fail`. When the webhook is taken away for good, it disarms them again, so that no
-configuration is ever left without its server. Both are written by name, under a field manager of their own, and come
-back if somebody wipes them. A webhook that is only away stays armed: pods with GPUs then wait for it.
+The chart registers the webhooks with failurePolicy Ignore, so that GPU pods are not refused before a replica can
+answer. Once one can, the controller sets Fail, and pods fail closed. Before the webhook is removed it sets Ignore
+again, so that no configuration with Fail is left without a server. A webhook that is only down keeps Fail.
+
+Both fields are applied server-side, by webhook name, each with its own field manager; the controller restores them
+when another client overwrites them. Annotation `quotient.dev/arm` decides about the failurePolicy: `auto` leaves it to
+the controller, `never` keeps Ignore.
 """
 
 import base64
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from typing import Any
 
 from certs.certificate_secrets import decode_base64
@@ -34,29 +38,35 @@ from vcuda.names import (
 )
 
 WEBHOOK_KINDS: tuple[Kind[WebhookConfiguration], ...] = (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS)
-ARMED, DISARMED = "Fail", "Ignore"
-# Of the Deployments; the webhook's Service has its name.
+# The webhook's Deployment has the name of its Service.
 WEBHOOK = WEBHOOK_SERVICE
 
 
+class FailurePolicy(StrEnum):
+    """What the API server does with a pod when the webhook does not answer: FAIL refuses it, IGNORE lets it through."""
+
+    FAIL = "Fail"
+    IGNORE = "Ignore"
+
+
 class WebhookConfigurations:
-    """Both configurations. Only webhooks behind our own Service are touched; others have certificates of their own."""
+    """Changes only webhooks behind Quotient's Service; those at a URL have certificates of their own."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster, self._namespace = cluster, namespace
 
     def read(self) -> dict[Kind[WebhookConfiguration], WebhookConfiguration]:
-        """Read those that there are."""
-        found: dict[Kind[WebhookConfiguration], WebhookConfiguration] = {}
+        """Return the configurations that exist."""
+        configurations: dict[Kind[WebhookConfiguration], WebhookConfiguration] = {}
         for kind in WEBHOOK_KINDS:
             try:
-                found[kind] = self._cluster.get(kind, WEBHOOK_CONFIGURATION)
+                configurations[kind] = self._cluster.get(kind, WEBHOOK_CONFIGURATION)
             except NotFound:
                 continue
-        return found
+        return configurations
 
-    def ours(self, configuration: WebhookConfiguration) -> list[RegisteredWebhook]:
-        """Give the webhooks behind our Service."""
+    def own_webhooks(self, configuration: WebhookConfiguration) -> list[RegisteredWebhook]:
+        """Return the webhooks behind Quotient's Service."""
         service = WEBHOOK, self._namespace
         return [
             hook
@@ -65,38 +75,42 @@ class WebhookConfigurations:
         ]
 
     def bundles(self) -> list[bytes]:
-        """Give what the API server trusts for each of our webhooks, but for those that are held back."""
-        return [bundle_of(hook) for configuration in self._usable().values() for hook in self.ours(configuration)]
+        """Return the caBundle of each active webhook; empty where none is set."""
+        return [
+            bundle_of(hook) for configuration in self._active().values() for hook in self.own_webhooks(configuration)
+        ]
 
-    def _usable(self) -> dict[Kind[WebhookConfiguration], WebhookConfiguration]:
-        """Leave validation out until mutation is insisted upon.
+    def _active(self) -> dict[Kind[WebhookConfiguration], WebhookConfiguration]:
+        """Return the configurations, without a new validating one until the mutating one fails closed.
 
-        Else a pod whose mutation failed, and was ignored, just before a replica was there, would be judged a moment
-        later by that replica, and refused for not being rewritten. Without a CA, validation is ignored as well.
+        Otherwise a pod whose mutating call failed and was ignored, just before the first replica was ready, would be
+        refused by that replica's validating call because it was not rewritten. Without a caBundle the validating call
+        fails too, and is ignored.
         """
-        found = self.read()
-        mutating, validating = found.get(MUTATING_WEBHOOKS), found.get(VALIDATING_WEBHOOKS)
+        configurations = self.read()
+        mutating, validating = configurations.get(MUTATING_WEBHOOKS), configurations.get(VALIDATING_WEBHOOKS)
         if mutating is None or validating is None or mutating.metadata.annotations.get(ARM_ANNOTATION) != ARM_AUTO:
-            return found
-        is_new = not any(map(bundle_of, self.ours(validating)))
-        if is_new and any(hook.failure_policy != ARMED for hook in self.ours(mutating)):
-            del found[VALIDATING_WEBHOOKS]
-        return found
+            return configurations
+        is_new = not any(map(bundle_of, self.own_webhooks(validating)))
+        if is_new and any(hook.failure_policy != FailurePolicy.FAIL for hook in self.own_webhooks(mutating)):
+            del configurations[VALIDATING_WEBHOOKS]
+        return configurations
 
-    def publish(self, bundle: bytes) -> bool:
-        """Let the API server trust these CAs for all of our webhooks; tells whether anything had to be changed."""
+    def set_ca_bundle(self, bundle: bytes) -> bool:
+        """Make the API server trust these CAs for all webhooks; returns whether anything was changed."""
         encoded = base64.b64encode(bundle).decode()
         return self._apply(CERTIFICATES_MANAGER, lambda *_: {"clientConfig": {"caBundle": encoded}})
 
-    def arm(self, *, armed: bool | None) -> bool:
-        """Let the API server insist on an answer, or not; None leaves that as it is, unless the emergency exit is open.
+    def set_failure_policy(self, policy: FailurePolicy | None) -> bool:
+        """Set the failurePolicy where the annotation allows it; returns whether anything was changed.
 
-        Our namespace is made the owner as well: deleted with everything in it, it takes the configurations along.
+        None leaves it as it is, but for configurations with annotation `never`, which get Ignore. Quotient's namespace
+        becomes the owner of the configurations, so that deleting the namespace deletes them.
         """
         return self._apply(
             FAILURE_POLICY_MANAGER,
             lambda configuration, hook: (
-                {"failurePolicy": policy} if (policy := wanted_failure_policy(configuration, hook, armed)) else {}
+                {"failurePolicy": desired} if (desired := desired_failure_policy(configuration, hook, policy)) else {}
             ),
             owned=True,
         )
@@ -104,36 +118,36 @@ class WebhookConfigurations:
     def _apply(
         self,
         manager: str,
-        wanted: Callable[[WebhookConfiguration, RegisteredWebhook], dict[str, Any]],
+        desired: Callable[[WebhookConfiguration, RegisteredWebhook], dict[str, Any]],
         *,
         owned: bool = False,
     ) -> bool:
-        """Make fields of each of our webhooks so, if they are not already; each manager always names all of its own."""
+        """Apply fields to each own webhook, unless they are right; returns whether anything was changed."""
         changed = False
-        for kind, configuration in self._usable().items():
-            hooks = self.ours(configuration)
-            fields = [{"name": hook.name, **wanted(configuration, hook)} for hook in hooks]
-            is_so = all(is_already(hook, each) for hook, each in zip(hooks, fields, strict=True))
-            if not hooks or (is_so and (is_owned(configuration) or not owned)):
+        for kind, configuration in self._active().items():
+            hooks = self.own_webhooks(configuration)
+            # Server-side apply removes the manager's fields from webhooks that are not named: so all are.
+            fields = [{"name": hook.name, **desired(configuration, hook)} for hook in hooks]
+            is_applied = all(has_fields(hook, each) for hook, each in zip(hooks, fields, strict=True))
+            if not hooks or (is_applied and (is_owned_by_namespace(configuration) or not owned)):
                 continue
-            with suppress(Conflict):  # deleted, or another one: we shall hear of it
-                whole = {"webhooks": fields, **(self._owned_by_namespace() if owned else {})}
+            with suppress(Conflict):  # deleted or created again since it was read: its informer reports that
+                whole = {"webhooks": fields, **(self._owner_fields() if owned else {})}
                 self._cluster.apply(kind, configuration, whole, manager=manager)
                 changed = True
         return changed
 
-    def is_taken_away(self, deployment: str = WEBHOOK) -> bool:
-        """Tell whether a part of Quotient is being removed for good: its Deployment, or all of its namespace."""
+    def is_being_removed(self, deployment: str = WEBHOOK) -> bool:
+        """Whether a Deployment, or Quotient's whole namespace, is deleted or being deleted."""
         try:
-            # In a namespace that is going, the right to look at Deployments may have gone already.
+            # First: in a terminating namespace the Role that allows reading Deployments may be deleted already.
             if self._cluster.get(NAMESPACES, self._namespace).metadata.deletion_timestamp:
                 return True
             return bool(self._cluster.get(DEPLOYMENTS, deployment, self._namespace).metadata.deletion_timestamp)
         except NotFound:
             return True
 
-    def _owned_by_namespace(self) -> dict[str, object]:
-        """Name our namespace as an owner."""
+    def _owner_fields(self) -> dict[str, object]:
         try:
             namespace = self._cluster.get(NAMESPACES, self._namespace)
         except NotFound:
@@ -142,29 +156,27 @@ class WebhookConfigurations:
         return {"metadata": {"ownerReferences": [owner]}}
 
 
-def wanted_failure_policy(configuration: WebhookConfiguration, hook: RegisteredWebhook, armed: bool | None) -> str:  # noqa: FBT001
-    """Say what should happen when a webhook does not answer; nothing if that is not ours to say."""
-    may = configuration.metadata.annotations.get(ARM_ANNOTATION)
-    if may == ARM_NEVER:
-        return DISARMED
-    if may != ARM_AUTO:
+def desired_failure_policy(
+    configuration: WebhookConfiguration, hook: RegisteredWebhook, policy: FailurePolicy | None
+) -> str:
+    """Return a webhook's failurePolicy; empty if the annotation leaves it to others."""
+    arm = configuration.metadata.annotations.get(ARM_ANNOTATION)
+    if arm == ARM_NEVER:
+        return FailurePolicy.IGNORE.value
+    if arm != ARM_AUTO:
         return ""
-    if armed is None:
-        return hook.failure_policy
-    return ARMED if armed else DISARMED
+    return hook.failure_policy if policy is None else policy.value
 
 
-def is_already(hook: RegisteredWebhook, fields: Mapping[str, Any]) -> bool:
-    """Tell whether a webhook is what it should be."""
-    now = {"clientConfig": {"caBundle": hook.client_config.ca_bundle}, "failurePolicy": hook.failure_policy}
-    return all(now[key] == value for key, value in fields.items() if key in now)
+def has_fields(hook: RegisteredWebhook, fields: Mapping[str, Any]) -> bool:
+    """Whether a webhook has these values of caBundle and failurePolicy."""
+    current = {"clientConfig": {"caBundle": hook.client_config.ca_bundle}, "failurePolicy": hook.failure_policy}
+    return all(current[key] == value for key, value in fields.items() if key in current)
 
 
-def is_owned(configuration: WebhookConfiguration) -> bool:
-    """Tell whether the namespace is the owner."""
+def is_owned_by_namespace(configuration: WebhookConfiguration) -> bool:
     return any(owner.kind == "Namespace" for owner in configuration.metadata.owner_references)
 
 
 def bundle_of(hook: RegisteredWebhook) -> bytes:
-    """Give the CAs that are trusted for one webhook."""
     return decode_base64(hook.client_config.ca_bundle)

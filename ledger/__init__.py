@@ -1,1 +1,1 @@
-"""Quotas in a cluster: followed where they are written, charged in one ledger for each namespace."""
+"""Quotas in a cluster: cached from their ConfigMaps, and charged in one ledger per namespace."""

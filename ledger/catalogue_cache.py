@@ -1,4 +1,4 @@
-"""Which cards the cluster has, as the controller wrote it down."""
+"""The GPU models of the cluster, cached from the catalogue ConfigMap that the controller writes."""
 
 import structlog
 
@@ -10,32 +10,29 @@ from vcuda.names import CATALOGUE, CATALOGUE_KEY
 
 
 class CatalogueCache:
-    """The catalogue of cards, always at hand; empty until there is one."""
+    """`cards` is empty until there is a catalogue."""
 
     def __init__(self, cluster: Cluster, system_namespace: str) -> None:
         self._informer = Informer(cluster, CONFIG_MAPS, system_namespace, Selector(fields=f"metadata.name={CATALOGUE}"))
-        self._informer.on_change(self._changed)
+        self._informer.on_change(self._on_change)
         self.cards: tuple[CardModel, ...] = ()
         self._log = structlog.get_logger()
 
     def start(self) -> "CatalogueCache":
-        """Begin to follow."""
         self._informer.start()
         return self
 
     def stop(self) -> None:
-        """End."""
         self._informer.stop()
 
     @property
     def synced(self) -> bool:
-        """Whether the catalogue is known, if there is one."""
         return self._informer.synced
 
-    def _changed(self, _: ConfigMap | None, after: ConfigMap | None) -> None:
-        if after is None:
-            return  # the cards are still there; the controller writes them down again
+    def _on_change(self, _: ConfigMap | None, new: ConfigMap | None) -> None:
+        if new is None:
+            return  # deleting the ConfigMap removes no GPU from the cluster; the controller writes it again
         try:
-            self.cards = decode_catalogue(after.data.get(CATALOGUE_KEY, ""))
-        except ValueError as wrong:
-            self._log.error("catalogue_invalid", wrong=str(wrong))
+            self.cards = decode_catalogue(new.data.get(CATALOGUE_KEY, ""))
+        except ValueError as error:
+            self._log.error("catalogue_invalid", error=str(error))

@@ -1,18 +1,19 @@
-"""Group commit: what many want of one namespace's ledger at the same moment becomes one write.
+"""Group commit: changes to one namespace's ledger that arrive together become one write.
 
-A change is a pure function on a ledger. While one batch of a namespace is being written, the next gathers. Each batch
-is applied to a copy of the ledger and written by compare-and-swap; whoever lost reads it anew and applies the same
-changes again, as long as their callers can wait. What was read earlier may be used to grant, for the write proves it
-true; a refusal, and whatever writes nothing, rests on a ledger read for it.
+A change is a function on a ledger. While one batch of a namespace is written, the next one collects. A batch is
+applied to a copy of the ledger, which is then written by compare-and-swap. After a conflict the ledger is read again,
+and the same changes are applied to it, until their deadlines.
+
+A cached ledger may grant: the compare-and-swap validates it. Refusals need a fresh read, and so do batches that write
+nothing, because no write would validate them.
 """
 
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Overdue
 from typing import Protocol
 
 import structlog
@@ -23,34 +24,35 @@ from ledger.ledger_store import LedgerStore, StoredLedger
 from ledger.workqueue import WorkQueue
 from vcuda.decision import Unavailable
 from vcuda.ledger import ChargeResult, Ledger, LedgerState, ledger_not_open
-from vcuda.quota import Quota
 
 WORKERS = 4
-# More losses in a row than replicas would ever cause.
-MAX_TRIES = 30
-MAX_PAUSE_S = 0.02
-# With less than this left, a call is not begun.
+# More conflicts in a row than the other replicas and the controller can cause.
+MAX_ATTEMPTS = 30
+# Upper bound of the random delay after a conflict: enough to spread replicas, little beside a request's deadline.
+MAX_BACKOFF_S = 0.02
+# A call to the API server with less time than this is not started: it would most likely end in a timeout.
 MIN_CALL_S = 0.2
-# How often to look for a ledger that the controller is about to make.
-LOOK_AGAIN_S = 0.05
-# What is remembered of ledgers saves a read; namespaces that are quiet do not need it.
-MAX_REMEMBERED = 256
+# How often a batch looks for a ledger that it requested from the controller.
+LEDGER_POLL_S = 0.05
+# A cached ledger saves one read per batch. Only busy namespaces gain from it, and a document has up to 900 kB.
+MAX_CACHED = 256
+SHUTTING_DOWN = "this process is shutting down; retry the request"
 
 LedgerChange = Callable[[Ledger], ChargeResult]
 OnResult = Callable[[ChargeResult | Exception], None]
 
 
 class PendingChange(Struct, frozen=True):
-    """One change, and who waits for it until when."""
+    """One caller's change. `deadline` is on the committer's clock; `on_result` is called exactly once."""
 
     change: LedgerChange
-    until: float
-    done: OnResult
+    deadline: float
+    on_result: OnResult
     read_only: bool = False
 
 
 class CommitCounts:
-    """What happened, for the metrics."""
+    """Counters for the metrics; `batches` counts commits by the number of changes in them."""
 
     def __init__(self) -> None:
         self.conflicts = 0
@@ -59,238 +61,209 @@ class CommitCounts:
 
 
 class LedgerWriter(Protocol):
-    """Who changes ledgers."""
+    """Applies changes to the ledgers of namespaces."""
 
     def submit(
-        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, read_only: bool = False
+        self, namespace: str, change: LedgerChange, timeout_s: float, on_result: OnResult, *, read_only: bool = False
     ) -> None:
-        """Change a ledger some time soon; `done` is called once, on any thread, with what came of it.
+        """Apply a change without blocking; `on_result` is called once, on any thread.
 
-        Who only looks changes nothing, whatever `change` does, and does not make a ledger where there is none.
+        With `read_only` nothing is written, whatever `change` does, and a missing ledger counts as empty.
         """
         ...
 
-    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, read_only: bool = False) -> ChargeResult:
-        """Change a ledger, and wait for what comes of it."""
+    def apply(self, namespace: str, change: LedgerChange, timeout_s: float, *, read_only: bool = False) -> ChargeResult:
+        """Apply a change and wait for its result; raises Unavailable if that takes longer than `timeout_s`."""
         ...
 
 
 class LedgerCommitter:
-    """Changes ledgers for many callers, on threads of its own."""
+    """Commits changes to ledgers on threads of its own; callers may submit from any thread."""
 
-    def __init__(self, ledger_store: LedgerStore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ledger_store, self._clock = ledger_store, clock
+    def __init__(self, store: LedgerStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
         self.counts = CommitCounts()
-        self._turns = WorkQueue(clock)
-        # Guards the queues: a waiter is in one, or in the hands of the one thread that serves its namespace.
+        self._queue = WorkQueue(clock)
+        # Guards the three fields below. A change is either in `_pending` or with the one worker that has its namespace,
+        # and `_pending` stays empty once `_stopping` is set: so each change is completed exactly once.
         self._lock = threading.Lock()
-        self._waiting: dict[str, list[PendingChange]] = {}
+        self._pending: dict[str, list[PendingChange]] = {}
         self._stopping = False
-        self._remembered: dict[str, StoredLedger] = {}
+        self._cache: dict[str, StoredLedger] = {}
         self._log = structlog.get_logger()
         self._threads = [
-            threading.Thread(target=self._run, name=f"cashier-{index}", daemon=True) for index in range(WORKERS)
+            threading.Thread(target=self._run, name=f"ledger-committer-{index}", daemon=True)
+            for index in range(WORKERS)
         ]
 
     def start(self) -> "LedgerCommitter":
-        """Begin."""
         for thread in self._threads:
             thread.start()
         return self
 
     def stop(self) -> None:
-        """End; who still waits is told so."""
+        """Finish the batches that are being written; changes that wait for a batch get Unavailable."""
         with self._lock:
             self._stopping = True
-            left = [waiter for waiters in self._waiting.values() for waiter in waiters]
-            self._waiting.clear()
-        self._turns.stop()
-        complete_all(left, Unavailable("this process is ending"))
+            pending = [change for changes in self._pending.values() for change in changes]
+            self._pending.clear()
+        self._queue.shut_down()
+        complete_all(pending, Unavailable(SHUTTING_DOWN))
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(10)
 
     @property
     def alive(self) -> bool:
-        """Whether all of its threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
     def submit(
-        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, read_only: bool = False
+        self, namespace: str, change: LedgerChange, timeout_s: float, on_result: OnResult, *, read_only: bool = False
     ) -> None:
-        """Change a ledger some time soon; `done` is called once, on another thread, with what came of it."""
+        """See LedgerWriter; raises Unavailable after `stop`."""
         with self._lock:
             if self._stopping:
-                raise Unavailable("this process is ending")
-            waiter = PendingChange(change, self._clock() + within_s, done, read_only)
-            self._waiting.setdefault(namespace, []).append(waiter)
-        self._turns.want(namespace)
+                raise Unavailable(SHUTTING_DOWN)
+            pending = PendingChange(change, self._clock() + timeout_s, on_result, read_only)
+            self._pending.setdefault(namespace, []).append(pending)
+        self._queue.add(namespace)
 
-    def apply(self, namespace: str, change: LedgerChange, within_s: float, *, read_only: bool = False) -> ChargeResult:
-        """Change a ledger, and wait for what comes of it."""
-        answer: Future[ChargeResult] = Future()
+    def apply(self, namespace: str, change: LedgerChange, timeout_s: float, *, read_only: bool = False) -> ChargeResult:
+        """See LedgerWriter."""
+        future: Future[ChargeResult] = Future()
 
-        def done(outcome: ChargeResult | Exception) -> None:
-            if isinstance(outcome, Exception):
-                answer.set_exception(outcome)
+        def on_result(result: ChargeResult | Exception) -> None:
+            if isinstance(result, Exception):
+                future.set_exception(result)
             else:
-                answer.set_result(outcome)
+                future.set_result(result)
 
-        self.submit(namespace, change, within_s, done, read_only=read_only)
+        self.submit(namespace, change, timeout_s, on_result, read_only=read_only)
         try:
-            return answer.result(within_s + 1.0)
-        except Overdue:
-            raise Unavailable("the ledger could not be written in time") from None
+            # A worker answers at the deadline; the extra second is for one that hangs in a call.
+            return future.result(timeout_s + 1.0)
+        except TimeoutError:
+            raise Unavailable("the ledger could not be written in time; retry the request") from None
 
     def _run(self) -> None:
-        while (namespace := self._turns.next()) is not None:
-            waiters = self._take(namespace)
+        while (namespace := self._queue.get()) is not None:
+            batch = self._take_batch(namespace)
             try:
-                self._commit(namespace, waiters)
-            except Exception as broken:  # the outermost frame of the thread
-                self._log.exception("commit_failed", namespace=namespace)
-                complete_all(waiters, broken)
+                self._commit(namespace, batch)
+            except Exception as error:  # the outermost frame of the thread
+                self._log.exception("commit_crashed", namespace=namespace)
+                complete_all(batch, error)
             finally:
-                self._turns.done(namespace)
+                self._queue.done(namespace)
 
-    def _take(self, namespace: str) -> list[PendingChange]:
+    def _take_batch(self, namespace: str) -> list[PendingChange]:
         with self._lock:
-            return self._waiting.pop(namespace, [])
+            return self._pending.pop(namespace, [])
 
-    def _in_time(self, waiters: list[PendingChange]) -> list[PendingChange]:
-        """Tell those who cannot wait any longer; one who is late must not hurry the others."""
-        last = self._clock() + MIN_CALL_S
-        late = [waiter for waiter in waiters if waiter.until <= last]
-        complete_all(late, Unavailable("the ledger of the namespace could not be written in time; try again"))
-        return [waiter for waiter in waiters if waiter.until > last]
+    def _reject_expired(self, batch: list[PendingChange]) -> list[PendingChange]:
+        """Complete the changes whose deadline leaves no time for a call, and return the others.
 
-    def _commit(self, namespace: str, waiters: list[PendingChange]) -> None:
-        """Write what is wanted of one ledger."""
-        page = self._remembered.pop(namespace, None)
-        for tries in range(MAX_TRIES):
-            waiters = self._in_time(waiters)
-            if not waiters:
+        Otherwise one late caller would shorten the timeout of the whole batch.
+        """
+        earliest = self._clock() + MIN_CALL_S
+        expired = [pending for pending in batch if pending.deadline <= earliest]
+        complete_all(expired, Unavailable("the ledger of this namespace could not be written in time; retry"))
+        return [pending for pending in batch if pending.deadline > earliest]
+
+    def _commit(self, namespace: str, batch: list[PendingChange]) -> None:
+        """Apply a batch, write the ledger, and complete every change."""
+        cached = self._take_cached(namespace)
+        for attempt in range(MAX_ATTEMPTS):
+            batch = self._reject_expired(batch)
+            if not batch:
                 return
-            ledger_store = self._ledger_store.bounded(
-                max(MIN_CALL_S, min(waiter.until for waiter in waiters) - self._clock())
-            )
+            remaining_s = min(pending.deadline for pending in batch) - self._clock()
+            store = self._store.bounded(max(MIN_CALL_S, remaining_s))
             try:
-                is_fresh = page is None
-                page = page or ledger_store.read(namespace)
-                if page is None or page.ledger.state is LedgerState.REQUESTED:
-                    self._await(namespace, ledger_store, page, waiters)
+                stored = cached or store.read(namespace)
+                if stored is None or stored.ledger.state is LedgerState.REQUESTED:
+                    self._wait_for_ledger(namespace, store, stored, batch)
                     return
-                outcomes, ledger = apply_changes(page.ledger, waiters)
-                if not is_fresh and (ledger.changes == 0 or any(map(is_refused, outcomes))):
-                    page = None
+                results, ledger = apply_changes(stored.ledger, batch)
+                if cached is not None and (ledger.changes == 0 or any(map(is_refused, results))):
+                    cached = None
                     continue
                 if ledger.changes:
-                    page = ledger_store.write(page, ledger)
+                    stored = store.write(stored, ledger)
                     self.counts.writes += 1
             except (Conflict, NotFound):
                 self.counts.conflicts += 1
-                page = None
-                time.sleep(random.uniform(0, MAX_PAUSE_S) * min(tries, 5) / 5)
+                cached = None
+                time.sleep(backoff_s(attempt))
                 continue
-            except (ApiError, Unavailable) as broken:
-                # Whether it was written is not known. If it was, nobody comes for it, and it expires.
-                complete_all(waiters, Unavailable(f"the ledger of the namespace cannot be changed now: {broken}"))
+            except (ApiError, Unavailable) as error:
+                # The write may have taken effect. Then it leaves reservations without pods, which expire.
+                complete_all(batch, Unavailable(f"the ledger of this namespace cannot be changed now: {error}"))
                 return
-            self.counts.batches[len(waiters)] += 1
-            self._remember(namespace, page)
-            for waiter, outcome in zip(waiters, outcomes, strict=True):
-                waiter.done(outcome)
+            self.counts.batches[len(batch)] += 1
+            self._put_cached(namespace, stored)
+            for pending, result in zip(batch, results, strict=True):
+                pending.on_result(result)
             return
-        complete_all(waiters, Unavailable("too many others write the ledger of this namespace; try again"))
+        complete_all(batch, Unavailable("too many conflicting writes to the ledger of this namespace; retry"))
 
-    def _await(
-        self, namespace: str, ledger_store: LedgerStore, page: StoredLedger | None, waiters: list[PendingChange]
+    def _wait_for_ledger(
+        self, namespace: str, store: LedgerStore, stored: StoredLedger | None, batch: list[PendingChange]
     ) -> None:
-        """Ask for a ledger that is not there, and look again soon; who only looks is answered as if it were empty."""
-        looking = [waiter for waiter in waiters if waiter.read_only]
-        outcomes, _ = apply_changes(Ledger(namespace, LedgerState.OPEN), looking)
-        for waiter, outcome in zip(looking, outcomes, strict=True):
-            waiter.done(outcome)
-        waiters = [waiter for waiter in waiters if not waiter.read_only]
-        if page is None and waiters:
-            ledger_store.want(namespace)
-        # Who cannot wait until the next look is told what he waited for, rather than nothing.
-        last = self._clock() + MIN_CALL_S + 2 * LOOK_AGAIN_S
-        for waiter in waiters:
-            if waiter.until <= last:
-                waiter.done(ChargeResult(reasons=(ledger_not_open(LedgerState.REQUESTED),)))
-        waiters = [waiter for waiter in waiters if waiter.until > last]
+        """Request a ledger that does not exist, and queue the batch again; read-only changes see an empty ledger."""
+        readers = [pending for pending in batch if pending.read_only]
+        results, _ = apply_changes(Ledger(namespace, LedgerState.OPEN), readers)
+        for pending, result in zip(readers, results, strict=True):
+            pending.on_result(result)
+        writers = [pending for pending in batch if not pending.read_only]
+        if stored is None and writers:
+            store.request(namespace)
+        # A change that would expire before the next poll is refused now: the reason says more than a timeout.
+        earliest = self._clock() + MIN_CALL_S + 2 * LEDGER_POLL_S
+        for pending in writers:
+            if pending.deadline <= earliest:
+                pending.on_result(ChargeResult(reasons=(ledger_not_open(LedgerState.REQUESTED),)))
+        waiting = [pending for pending in writers if pending.deadline > earliest]
         with self._lock:
             if not self._stopping:
-                self._waiting[namespace] = waiters + self._waiting.get(namespace, [])
-                waiters = []
-        complete_all(waiters, Unavailable("this process is ending"))
-        self._turns.want(namespace, self._clock() + LOOK_AGAIN_S)
+                self._pending[namespace] = waiting + self._pending.get(namespace, [])
+                waiting = []
+        complete_all(waiting, Unavailable(SHUTTING_DOWN))
+        self._queue.add_after(namespace, LEDGER_POLL_S)
 
-    def _remember(self, namespace: str, page: StoredLedger) -> None:
-        self._remembered[namespace] = page
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.pop(next(iter(self._remembered)), None)
-
-
-class InMemoryLedgers:
-    """Ledgers that are kept in this process alone, open from the beginning: for files, and for trying out."""
-
-    def __init__(self, quotas: Callable[[str], Sequence[Quota]] = lambda _: ()) -> None:
-        self._quotas = quotas
-        # Guards the ledgers: each change is made by itself.
-        self._lock = threading.Lock()
-        self.ledgers: dict[str, Ledger] = {}
-
-    def ledger(self, namespace: str) -> Ledger:
-        """Give the ledger of a namespace."""
-        found = self.ledgers.get(namespace)
-        if found is None:
-            found = self.ledgers[namespace] = Ledger(namespace, LedgerState.OPEN)
-            found.set_quotas(self._quotas(namespace), 0)
-        return found
-
-    def submit(
-        self, namespace: str, change: LedgerChange, within_s: float, done: OnResult, *, read_only: bool = False
-    ) -> None:
-        """Change a ledger at once."""
-        try:
-            outcome: ChargeResult | Exception = self.apply(namespace, change, within_s, read_only=read_only)
-        except Exception as broken:  # the caller is told, as by a Cashier
-            outcome = broken
-        done(outcome)
-
-    def apply(
-        self,
-        namespace: str,
-        change: LedgerChange,
-        within_s: float,  # noqa: ARG002 - nobody waits
-        *,
-        read_only: bool = False,
-    ) -> ChargeResult:
-        """Change a ledger at once, and say what came of it."""
+    def _take_cached(self, namespace: str) -> StoredLedger | None:
         with self._lock:
-            return change(self.ledger(namespace).copy() if read_only else self.ledger(namespace))
+            return self._cache.pop(namespace, None)
+
+    def _put_cached(self, namespace: str, stored: StoredLedger) -> None:
+        with self._lock:
+            # Every commit takes its entry out and puts it back at the end: the first one is the least recently used.
+            self._cache[namespace] = stored
+            while len(self._cache) > MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
 
 
-def apply_changes(before: Ledger, waiters: list[PendingChange]) -> tuple[list[ChargeResult | Exception], Ledger]:
-    """Apply all changes to a copy of a ledger, one after another; one that fails changes nothing."""
+def backoff_s(attempt: int) -> float:
+    """Return a random delay that grows over the first conflicts; the first retry comes at once."""
+    return random.uniform(0, MAX_BACKOFF_S) * min(attempt, 5) / 5
+
+
+def apply_changes(before: Ledger, batch: list[PendingChange]) -> tuple[list[ChargeResult | Exception], Ledger]:
+    """Apply all changes in order to a copy of a ledger; returns the result of each, and the changed copy."""
     ledger = before.copy()
-    outcomes: list[ChargeResult | Exception] = []
-    for waiter in waiters:
+    results: list[ChargeResult | Exception] = []
+    for pending in batch:
         try:
-            outcomes.append(waiter.change(ledger.copy() if waiter.read_only else ledger))
-        except Exception as broken:  # one caller's fault must not cost the others their answers
-            outcomes.append(broken)
-    return outcomes, ledger
+            results.append(pending.change(ledger.copy() if pending.read_only else ledger))
+        except Exception as error:  # one caller's fault must not cost the others their results
+            results.append(error)
+    return results, ledger
 
 
-def is_refused(outcome: ChargeResult | Exception) -> bool:
-    """Tell whether a change was not made."""
-    return isinstance(outcome, Exception) or bool(outcome.reasons)
+def is_refused(result: ChargeResult | Exception) -> bool:
+    return isinstance(result, Exception) or bool(result.reasons)
 
 
-def complete_all(waiters: list[PendingChange], outcome: Exception) -> None:
-    """Give all who wait the same answer."""
-    for waiter in waiters:
-        waiter.done(outcome)
+def complete_all(batch: list[PendingChange], error: Exception) -> None:
+    for pending in batch:
+        pending.on_result(error)

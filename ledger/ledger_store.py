@@ -1,6 +1,7 @@
-"""Ledgers where they are kept: one ConfigMap for each namespace, in Quotient's own namespace.
+"""Reads and writes ledgers: one ConfigMap per namespace, all of them in Quotient's own namespace.
 
-Every write is a compare-and-swap on the whole ledger, so that of two who read the same state only one succeeds.
+Every write is a compare-and-swap of the whole ledger on its resourceVersion: of two writers that read the same
+version, one gets a Conflict.
 """
 
 from contextlib import suppress
@@ -20,74 +21,79 @@ LEDGER_SELECTOR = Selector(labels=LEDGER_LABEL)
 
 
 class UnreadableLedger(Unavailable):
-    """A ledger that cannot be read: somebody else wrote it, or an older or newer Quotient."""
+    """A ledger ConfigMap that does not decode: edited by hand, or written by an unknown version of Quotient."""
 
-    def __init__(self, found: ConfigMap, wrong: ValueError) -> None:
-        self.found = found
+    def __init__(self, config_map: ConfigMap, error: ValueError) -> None:
+        self.config_map = config_map
         super().__init__(
-            f"the ledger in {found.metadata.namespace}/{found.metadata.name} cannot be read ({wrong}); Quotient's "
-            "controller makes it anew"
+            f"ledger {config_map.metadata.namespace}/{config_map.metadata.name} is not valid: {error}; "
+            "the controller rebuilds it"
         )
 
 
 class StoredLedger(Struct, frozen=True):
-    """A ledger as it was read, with the ConfigMap that it is written back to."""
+    """A ledger, and the ConfigMap it was read from: its resourceVersion is what a write is compared with."""
 
     ledger: Ledger
-    written: ConfigMap
+    config_map: ConfigMap
 
 
-def ledger_namespace(found: ConfigMap) -> str:
-    """Say whose ledger a ConfigMap is."""
-    return found.metadata.name.removeprefix(LEDGER_PREFIX)
+def ledger_namespace(config_map: ConfigMap) -> str:
+    """Return the namespace that a ledger is about, not the one it is stored in."""
+    return config_map.metadata.name.removeprefix(LEDGER_PREFIX)
 
 
-def read_ledger(found: ConfigMap) -> StoredLedger:
-    """Read a ledger from its ConfigMap; Unreadable if it is none."""
+def read_ledger(config_map: ConfigMap) -> StoredLedger:
+    """Decode a ledger; raises UnreadableLedger."""
     try:
-        return StoredLedger(decode_ledger(found.data.get(LEDGER_KEY, "")), found)
-    except ValueError as wrong:
-        raise UnreadableLedger(found, wrong) from None
+        return StoredLedger(decode_ledger(config_map.data.get(LEDGER_KEY, "")), config_map)
+    except ValueError as error:
+        raise UnreadableLedger(config_map, error) from None
 
 
 class LedgerStore:
-    """All ledgers of a cluster."""
+    """The ledgers of a cluster. Ledgers it writes get the owner references that `owners` returns."""
 
     def __init__(self, cluster: Cluster, system_namespace: str, owners: Owners = list) -> None:
         self._cluster, self._system_namespace, self._owners = cluster, system_namespace, owners
 
     def bounded(self, timeout_s: float) -> "LedgerStore":
-        """Give the same books with calls that take no longer than this."""
+        """Return the same store, with a timeout on each call to the API server."""
         return LedgerStore(self._cluster.bounded(timeout_s), self._system_namespace, self._owners)
 
     def read(self, namespace: str) -> StoredLedger | None:
-        """Read the ledger of a namespace; None if there is none."""
+        """Read a namespace's ledger from the API server; None if it has none, UnreadableLedger if it is not valid."""
         try:
             return read_ledger(self._cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, self._system_namespace))
         except NotFound:
             return None
 
-    def quotas_named(self, quota: str, namespace: str = "") -> dict[str, tuple[Quota, int]]:
-        """Find a quota as ledgers hold it, with its version: in that of one namespace, or in all."""
-        found: dict[str, tuple[Quota, int]] = {}
-        fields = f"metadata.name={LEDGER_PREFIX}{namespace}" if namespace else ""
-        ledgers = Selector(labels=LEDGER_LABEL, fields=fields)
-        for each in self._cluster.list(CONFIG_MAPS, self._system_namespace, ledgers).items:
-            with suppress(UnreadableLedger):
-                ledger = read_ledger(each).ledger
-                held = [one for one in ledger.quotas if one.name == quota]
-                found |= {ledger_namespace(each): (one, ledger.versions.get(quota, 0)) for one in held}
-        return found
+    def find_quota(self, name: str, namespace: str = "") -> dict[str, tuple[Quota, int]]:
+        """Return a quota and its version as ledgers record it, by namespace.
 
-    def write(self, page: StoredLedger, ledger: Ledger) -> StoredLedger:
-        """Write a ledger back, if it is still as it was read; Conflict if not."""
-        metadata = page.written.metadata
+        Without `namespace` all ledgers are searched. Ledgers that are not valid are skipped.
+        """
+        quotas: dict[str, tuple[Quota, int]] = {}
+        fields = f"metadata.name={LEDGER_PREFIX}{namespace}" if namespace else ""
+        selector = Selector(labels=LEDGER_LABEL, fields=fields)
+        for config_map in self._cluster.list(CONFIG_MAPS, self._system_namespace, selector).items:
+            with suppress(UnreadableLedger):
+                ledger = read_ledger(config_map).ledger
+                matching = [quota for quota in ledger.quotas if quota.name == name]
+                version = ledger.versions.get(name, 0)
+                quotas |= {ledger_namespace(config_map): (quota, version) for quota in matching}
+        return quotas
+
+    def write(self, stored: StoredLedger, ledger: Ledger) -> StoredLedger:
+        """Replace a ledger; raises Conflict if it changed since it was read."""
+        metadata = stored.config_map.metadata
+        # The webhook, which creates the first version, does not know the owner: the controller adds it.
         owned = replace(metadata, owner_references=metadata.owner_references or self._owners())
-        changed = replace(page.written, metadata=owned, data=ledger_data(ledger))
+        changed = replace(stored.config_map, metadata=owned, data=ledger_data(ledger))
         return StoredLedger(ledger, self._cluster.update(CONFIG_MAPS, changed))
 
     def create(self, namespace: str, ledger: Ledger) -> StoredLedger:
-        """Begin a ledger; Conflict if there is one."""
+        """Create a ledger; raises AlreadyExists."""
         metadata = Metadata(
             name=LEDGER_PREFIX + namespace,
             namespace=self._system_namespace,
@@ -98,16 +104,16 @@ class LedgerStore:
             ledger, self._cluster.create(CONFIG_MAPS, ConfigMap(metadata=metadata, data=ledger_data(ledger)))
         )
 
-    def want(self, namespace: str) -> None:
-        """Ask for a ledger: the controller makes it, from what the namespace holds already."""
+    def request(self, namespace: str) -> None:
+        """Ask the controller for a ledger, which it fills with the pods that the namespace already has."""
         with suppress(AlreadyExists):
             self.create(namespace, Ledger(state=LedgerState.REQUESTED))
 
-    def delete(self, found: ConfigMap) -> None:
-        """Remove a ledger whose namespace is gone."""
-        self._cluster.delete(CONFIG_MAPS, found.metadata.name, found.metadata.namespace, uid=found.metadata.uid)
+    def delete(self, config_map: ConfigMap) -> None:
+        """Delete exactly this ledger: one that was created again under the same name stays."""
+        metadata = config_map.metadata
+        self._cluster.delete(CONFIG_MAPS, metadata.name, metadata.namespace, uid=metadata.uid)
 
 
 def ledger_data(ledger: Ledger) -> dict[str, str]:
-    """Write a ledger as a ConfigMap holds it."""
     return {LEDGER_KEY: encode_ledger(ledger)}

@@ -1,4 +1,8 @@
-"""Keys whose turn comes: soon or later, each served by one worker at a time."""
+"""A work queue of keys, with the contract of client-go's delaying workqueue.
+
+A key is queued once, however often it is added, and at most one worker processes it at a time. A key that is added
+while a worker processes it is queued again when that worker calls `done`.
+"""
 
 import heapq
 import threading
@@ -7,63 +11,66 @@ from collections.abc import Callable
 
 
 class WorkQueue:
-    """A queue of keys. One that is wanted while it is being served is served again afterwards."""
+    """Every key from `get` must be given back with `done`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Guards all below: a key is in `_due` while it is wanted, in `_busy` while a worker serves it. The heap may
-        # hold what is no longer so; `_due` says what counts.
+        # Guards all fields below. A key is in `_due` while it is queued and in `_processing` while a worker has it; it
+        # may be in both. `_due` is authoritative: the heap may hold entries that were superseded by an earlier time.
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
-        self._busy: set[str] = set()
-        self._stopping = False
+        self._processing: set[str] = set()
+        self._shutting_down = False
 
-    def want(self, key: str, at: float | None = None) -> None:
-        """Want a key to be served, now or at some time; what is wanted sooner stays so."""
-        due = self._clock() if at is None else at
+    def add(self, key: str) -> None:
+        self.add_after(key, 0.0)
+
+    def add_after(self, key: str, delay_s: float) -> None:
+        """Queue a key for later. If it is queued already, the earlier time counts."""
+        due = self._clock() + delay_s
         with self._changed:
             if due < self._due.get(key, float("inf")):
                 self._due[key] = due
-                if key not in self._busy:
+                # `done` pushes a key that is being processed, so that no second worker gets it before.
+                if key not in self._processing:
                     heapq.heappush(self._heap, (due, key))
                     self._changed.notify()
 
-    def next(self) -> str | None:
-        """Wait for a key whose turn it is, and take it; None at the end."""
+    def get(self) -> str | None:
+        """Block until a key is due, and take it; None once the queue is shut down."""
         with self._changed:
-            while not self._stopping:
-                while self._heap and (self._heap[0][1] in self._busy or self._is_past(*self._heap[0])):
+            while not self._shutting_down:
+                while self._heap and (self._heap[0][1] in self._processing or self._is_superseded(*self._heap[0])):
                     heapq.heappop(self._heap)
                 wait_s = self._heap[0][0] - self._clock() if self._heap else None
                 if wait_s is not None and wait_s <= 0:
                     _, key = heapq.heappop(self._heap)
                     del self._due[key]
-                    self._busy.add(key)
+                    self._processing.add(key)
                     return key
                 self._changed.wait(wait_s)
             return None
 
-    def _is_past(self, due: float, key: str) -> bool:
-        """Tell whether an entry of the heap no longer counts: it was wanted sooner since, or served."""
+    def _is_superseded(self, due: float, key: str) -> bool:
+        """Whether a heap entry no longer counts: its key was added with an earlier time, or taken."""
         return self._due.get(key) != due
 
     def done(self, key: str) -> None:
-        """Give a key back."""
         with self._changed:
-            self._busy.discard(key)
+            self._processing.discard(key)
             if key in self._due:
                 heapq.heappush(self._heap, (self._due[key], key))
                 self._changed.notify()
 
-    def waiting(self) -> int:
-        """Count the keys that are being served, or should be by now."""
+    def pending(self) -> int:
+        """Return how many keys are due or being processed; keys queued for later do not count."""
         now = self._clock()
         with self._changed:
-            return len(self._busy) + sum(at <= now for at in self._due.values())
+            return len(self._processing) + sum(due <= now for due in self._due.values())
 
-    def stop(self) -> None:
-        """Send all workers home."""
+    def shut_down(self) -> None:
+        """Let `get` return None to every worker, whatever is still queued."""
         with self._changed:
-            self._stopping = True
+            self._shutting_down = True
             self._changed.notify_all()

@@ -32,7 +32,7 @@ def test_certificates_in_use_are_shown(world: World) -> None:
     done = run()
     assert done.exit_code == 1
     assert "has no usable CA" in done.output
-    world.certificate_controller.look()
+    world.certificate_controller.reconcile()
     world.replica(1)
     world.settle()
     done = run("-o", "json")
@@ -45,18 +45,18 @@ def test_certificates_in_use_are_shown(world: World) -> None:
 
 def test_a_rotation_can_be_requested(world: World) -> None:
     assert run("rotate").exit_code == 2
-    world.certificate_controller.look()
+    world.certificate_controller.reconcile()
     world.replica(1)
     world.settle()
-    before = world.kept()
+    before = world.certificates()
     assert run("rotate").exit_code == 0
     world.settle()
-    assert world.kept().current != before.current
-    between = world.kept()
+    assert world.certificates().current != before.current
+    between = world.certificates()
     assert run("rotate", "--leaf").exit_code == 0
     world.settle()
-    assert world.kept().current == between.current
-    assert world.kept().leaf != between.leaf
+    assert world.certificates().current == between.current
+    assert world.certificates().leaf != between.leaf
     assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).wish == ""
 
 

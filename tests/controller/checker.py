@@ -1,7 +1,7 @@
-"""Judges a cluster by what its API server shows of pods, and by nothing of Quotient's own code.
+"""Checks that pods fit their quotas at every moment, from the API server's data alone, without Quotient's own code.
 
-Every change of a pod is a new state of its namespace, and in each of them the pods that exist must fit the quota. What
-a broken watch passes over is looked up afterwards: the API server can list pods as they were at any recent version.
+Every change of a pod is a new state of its namespace, and in each of them the pods that exist must fit the quota. The
+states that a broken watch misses are checked afterwards: the API server can list pods as of any recent version.
 """
 
 import json
@@ -14,22 +14,23 @@ from vcuda.decision import Unavailable
 
 CORE, MEMORY, MODELS = "inspur.com/vcuda-core", "inspur.com/vcuda-memory", "inspur.com/use-gputype"
 MIB_PER_UNIT = 256
-MOST_LOOKED_UP = 2000
+MAX_CHECKED_LATE = 2000
 
 Pod = dict[str, Any]
-# By line: cores, memory in MiB, pods; None is unlimited.
+# By line of the quota: cores, memory in MiB, pods; None is unlimited.
 Hard = dict[str, tuple[int | None, int | None, int | None]]
 
 
 class Checker:
-    """Follows the pods of some namespaces, and notes every state in which they are too many."""
+    """Watches the pods of some namespaces, and records every state in which they exceed the quota."""
 
     def __init__(self, cluster: ApiCluster, quotas: dict[str, Hard]) -> None:
         self._cluster, self._quotas = cluster, quotas
         self.violations: list[str] = []
-        self.states = self.looked_up = self.breaks = self.passed_over = 0
+        # States checked in all, from a list after the watch broke, and not at all; and how often the watch broke.
+        self.states = self.checked_late = self.unchecked = self.breaks = 0
         self._pods: dict[str, dict[str, Pod]] = {namespace: {} for namespace in quotas}
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(name,), name=f"checker-{name}", daemon=True) for name in quotas
         ]
@@ -40,46 +41,46 @@ class Checker:
         return self
 
     def stop(self) -> None:
-        self._ending.set()
+        self._stopping.set()
         for thread in self._threads:
             thread.join(30)
 
     def _run(self, namespace: str) -> None:
         version = 0
-        while not self._ending.is_set():
+        while not self._stopping.is_set():
             try:
                 version = self._catch_up(namespace, version)
-                version = self._follow(namespace, version)
+                version = self._watch(namespace, version)
             except (ApiError, Unavailable):
                 self.breaks += 1
-                self._ending.wait(0.2)
+                self._stopping.wait(0.2)
 
     def _list(self, namespace: str, version: int = 0) -> tuple[list[Pod], int]:
         query = {"resourceVersion": str(version), "resourceVersionMatch": "Exact"} if version else {}
-        found = json.loads(self._cluster.bounded(5)._call("GET", f"/api/v1/namespaces/{namespace}/pods", query))
-        return found["items"], int(found["metadata"]["resourceVersion"])
+        listing = json.loads(self._cluster.bounded(5)._call("GET", f"/api/v1/namespaces/{namespace}/pods", query))
+        return listing["items"], int(listing["metadata"]["resourceVersion"])
 
     def _catch_up(self, namespace: str, since: int) -> int:
-        """Look at the present state, and at all those between it and the last one that was seen."""
+        """Check the current state, and all states between it and the last one that was checked."""
         pods, version = self._list(namespace)
         between = range(since + 1, version) if since else range(0)
-        if len(between) > MOST_LOOKED_UP:
-            self.passed_over += len(between)
+        if len(between) > MAX_CHECKED_LATE:
+            self.unchecked += len(between)
         else:
-            for moment in between:
+            for missed in between:
                 try:
-                    self._judge(namespace, self._list(namespace, moment)[0], moment)
-                    self.looked_up += 1
+                    self._check(namespace, self._list(namespace, missed)[0], missed)
+                    self.checked_late += 1
                 except Expired:
-                    self.passed_over += 1
+                    self.unchecked += 1
         self._pods[namespace] = {pod["metadata"]["uid"]: pod for pod in pods}
-        self._judge(namespace, pods, version)
+        self._check(namespace, pods, version)
         return version
 
-    def _follow(self, namespace: str, version: int) -> int:
+    def _watch(self, namespace: str, version: int) -> int:
         query = {"watch": "1", "resourceVersion": str(version), "timeoutSeconds": "300", "allowWatchBookmarks": "true"}
-        where = f"/api/v1/namespaces/{namespace}/pods"
-        answer = self._cluster._open("GET", where, query, timeout=None)
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        answer = self._cluster._open("GET", path, query, timeout=None)
         buffer = b""
         try:
             for part in answer.stream(65536, decode_content=True):
@@ -90,8 +91,8 @@ class Checker:
                     if change["type"] == "ERROR":
                         return version
                     version = int(change["object"]["metadata"]["resourceVersion"])
-                    self._take(namespace, change, version)
-                if self._ending.is_set():
+                    self._apply(namespace, change, version)
+                if self._stopping.is_set():
                     break
         except Exception:
             self.breaks += 1
@@ -99,7 +100,7 @@ class Checker:
             answer.close()
         return version
 
-    def _take(self, namespace: str, change: dict[str, Any], version: int) -> None:
+    def _apply(self, namespace: str, change: dict[str, Any], version: int) -> None:
         pods, pod = self._pods[namespace], change["object"]
         if change["type"] == "BOOKMARK":
             return
@@ -107,17 +108,17 @@ class Checker:
             pods.pop(pod["metadata"]["uid"], None)
         else:
             pods[pod["metadata"]["uid"]] = pod
-        self._judge(namespace, list(pods.values()), version)
+        self._check(namespace, list(pods.values()), version)
 
-    def _judge(self, namespace: str, pods: list[Pod], version: int) -> None:
+    def _check(self, namespace: str, pods: list[Pod], version: int) -> None:
         self.states += 1
         alive = [pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
         if not fits(alive, self._quotas[namespace]):
-            self.violations.append(f"{namespace} at {version}: {[described(pod) for pod in alive]}")
+            self.violations.append(f"{namespace} at {version}: {[summary(pod) for pod in alive]}")
 
 
-def described(pod: Pod) -> tuple[str, int, int, tuple[str, ...]]:
-    """Say what a pod holds: cores, MiB, and the models it may run on."""
+def summary(pod: Pod) -> tuple[str, int, int, tuple[str, ...]]:
+    """Return a pod's name, cores, memory in MiB, and the models it may run on."""
     limits = [container["resources"].get("limits", {}) for container in pod["spec"]["containers"]]
     models = pod["metadata"].get("annotations", {}).get(MODELS, "")
     return (
@@ -129,34 +130,35 @@ def described(pod: Pod) -> tuple[str, int, int, tuple[str, ...]]:
 
 
 def fits(pods: list[Pod], hard: Hard) -> bool:
-    """Tell whether some choice of models puts all pods below all ceilings."""
+    """Whether some assignment of pods to models keeps all limits."""
     lines = [line for line in hard if line != "*"]
-    wanted = sorted(map(described, pods), key=lambda each: (len(each[3]) or 99, -each[1]))
-    room = {line: [10**9 if most is None else most for most in hard[line]] for line in hard}
-    if "*" in room:
-        total = [sum(each[1] for each in wanted), sum(each[2] for each in wanted), len(wanted)]
-        if any(taken > most for taken, most in zip(total, room["*"], strict=True)):
+    # Pods with the least choice and the most cores first: that cuts the search.
+    requests = sorted(map(summary, pods), key=lambda each: (len(each[3]) or 99, -each[1]))
+    limits = {line: [10**9 if limit is None else limit for limit in hard[line]] for line in hard}
+    if "*" in limits:
+        total = [sum(each[1] for each in requests), sum(each[2] for each in requests), len(requests)]
+        if any(taken > limit for taken, limit in zip(total, limits["*"], strict=True)):
             return False
-    return place(wanted, {line: tuple(room[line]) for line in lines}, set()) if lines else True
+    return place(requests, {line: tuple(limits[line]) for line in lines}, set()) if lines else True
 
 
 def place(
     pods: list[tuple[str, int, int, tuple[str, ...]]],
-    room: dict[str, tuple[int, ...]],
+    free: dict[str, tuple[int, ...]],
     seen: set[tuple[object, ...]],
 ) -> bool:
-    """Put pods on models, one after another, trying every choice once."""
+    """Assign pods to models one after another, trying every state once."""
     if not pods:
         return True
-    state = (len(pods), *room.values())
+    state = (len(pods), *free.values())
     if state in seen:
         return False
     seen.add(state)
     (_, cores, memory, models), *rest = pods
-    for model in models or room:
+    for model in models or free:
         left = tuple(
-            most - taken for most, taken in zip(room.get(model, (-1, -1, -1)), (cores, memory, 1), strict=True)
+            limit - taken for limit, taken in zip(free.get(model, (-1, -1, -1)), (cores, memory, 1), strict=True)
         )
-        if min(left) >= 0 and place(rest, {**room, model: left}, seen):
+        if min(left) >= 0 and place(rest, {**free, model: left}, seen):
             return True
     return False

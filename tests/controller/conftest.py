@@ -1,4 +1,4 @@
-"""A real cluster with everything of Quotient that quotas need."""
+"""A real cluster with webhook and controller as processes: all that quotas need."""
 
 import json
 import uuid
@@ -28,60 +28,60 @@ SYSTEM = Configuration().system_namespace
 Obj = dict[str, Any]
 
 
-class Held:
-    """A real cluster whose namespaces are held to their quotas."""
+class QuotientCluster:
+    """A real cluster in which Quotient enforces quotas, with shortcuts for tests."""
 
     def __init__(self, real: RealCluster, webhook: RunningWebhook, controller: RunningController) -> None:
         self.real, self.webhook, self.controller = real, webhook, controller
         self.cluster: ApiCluster = connect(str(real.kubeconfig))
 
     def namespace(self, quota: str = "") -> str:
-        """Make a namespace of its own for a test, with a quota that is in force."""
+        """Create a new namespace; with a quota, wait until it is in force."""
         name = new_namespace(self.cluster, f"t-{uuid.uuid4().hex[:8]}")
         if quota:
-            self.write(name, quota)
+            self.apply_quota(name, quota)
             eventually(lambda: self.status(name), "the quota's status")
         return name
 
-    def write(self, namespace: str, text: str, name: str = "gpu-quota", label: str = NAMES.quota_label) -> None:
-        """Write a quota."""
+    def apply_quota(self, namespace: str, text: str, name: str = "gpu-quota", label: str = NAMES.quota_label) -> None:
+        """Create or update a quota."""
         metadata = {"name": name, "namespace": namespace, "labels": {label: "true"}}
-        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": text}}
-        self.real.kubectl("apply", "-f-", stdin=json.dumps(made))
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": text}}
+        self.real.kubectl("apply", "-f-", stdin=json.dumps(config_map))
 
     def create(self, namespace: str, core: int, *models: str, dry_run: bool = False, **spec: Any) -> str:
-        """Create a pod, and say its name, or why it was refused."""
-        notes = {NAMES.use_models: ",".join(models)} if models else {}
-        made = pod(gpu(core=str(core), memory="4"), annotations=notes, **spec)
+        """Create a pod; returns its name, which starts with `p-`, or why it was refused."""
+        annotations = {NAMES.use_models: ",".join(models)} if models else {}
+        made = pod(gpu(core=str(core), memory="4"), annotations=annotations, **spec)
         made["metadata"] = {**made["metadata"], "name": f"p-{uuid.uuid4().hex[:8]}", "namespace": namespace}
         try:
             return self.cluster.create(PODS, made, dry_run=dry_run).metadata.name
-        except (ApiError, Unavailable) as refused:
-            return str(refused)
+        except (ApiError, Unavailable) as error:
+            return str(error)
 
     def delete(self, namespace: str, name: str) -> None:
-        """Delete a pod, at once."""
+        """Delete a pod without a grace period."""
         self.cluster.delete(PODS, name, namespace, grace_s=0)
 
     def bind(self, namespace: str, name: str, node: str, placement: Obj) -> None:
-        """Put a pod on a node, as Quotient's scheduler does."""
+        """Bind a pod to a node with a placement, as Quotient's scheduler does."""
         uid = self.cluster.get(PODS, name, namespace).metadata.uid
         made = binding(name, namespace, node, uid, {NAMES.placement: json.dumps(placement)})
-        who = (f"--as=system:serviceaccount:{SYSTEM}:quotient-scheduler", "--as-group=system:masters")
-        where = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
-        self.real.kubectl("create", "--raw", where, "-f-", *who, stdin=json.dumps(made))
+        user = (f"--as=system:serviceaccount:{SYSTEM}:quotient-scheduler", "--as-group=system:masters")
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+        self.real.kubectl("create", "--raw", path, "-f-", *user, stdin=json.dumps(made))
 
     def status(self, namespace: str) -> Obj:
-        """Read the status of a namespace's quotas; empty while there is none."""
+        """Return the content of `gpu-quota-status`; empty if it does not exist."""
         try:
-            found = self.cluster.get(CONFIG_MAPS, QUOTA_STATUS, namespace)
+            config_map = self.cluster.get(CONFIG_MAPS, QUOTA_STATUS, namespace)
         except ApiError:
             return {}
-        (status,) = parse_documents(found.data[STATUS_KEY])
+        (status,) = parse_documents(config_map.data[STATUS_KEY])
         return dict(status)
 
     def cores(self, namespace: str, line: str = "A100") -> tuple[int, int, int]:
-        """Give hard, used and reserved cores of a line, as everybody sees them."""
+        """Return hard, used and reserved cores of a line, from `gpu-quota-status`."""
         for quota in self.status(namespace).get("quotas", []):
             if line in quota["types"]:
                 numbers = quota["types"][line]["cores"]
@@ -89,15 +89,14 @@ class Held:
         return 0, 0, 0
 
     def ledger(self, namespace: str) -> Ledger:
-        """Read a ledger."""
-        found = self.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM)
-        return decode_ledger(found.data[LEDGER_KEY])
+        config_map = self.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM)
+        return decode_ledger(config_map.data[LEDGER_KEY])
 
 
 @pytest.fixture(scope="module")
-def held(
+def quotient(
     request: pytest.FixtureRequest, shared_clusters: SharedClusters, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Held]:
+) -> Iterator[QuotientCluster]:
     """Webhook and controller as processes, called by a real API server."""
     request.getfixturevalue("real_cluster_possible")
     real = shared_clusters.get(node=False)
@@ -106,6 +105,6 @@ def held(
     with controlled(real, folder) as controller, RunningWebhook(authority, real.kubeconfig) as webhook:
         try:
             register(real, Configuration(), webhook.port, authority)
-            yield Held(real, webhook, controller)
+            yield QuotientCluster(real, webhook, controller)
         finally:
             unregister(real)

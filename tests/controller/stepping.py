@@ -1,4 +1,4 @@
-"""Real code, one call to the cluster at a time: whoever runs a test decides who goes on next, and who dies where."""
+"""Runs real code one cluster call at a time: the test decides which actor takes the next step, and which one dies."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,18 +14,18 @@ WAIT_S = 30
 
 
 class Killed(BaseException):
-    """An actor ends here, as by SIGKILL."""
+    """Ends an actor as SIGKILL would: no handler for Exception sees it."""
 
 
 class Actor:
-    """Code on a thread of its own that stops before every call to the cluster, and after it, until told to go on."""
+    """Code on a thread of its own that pauses before and after every call to the cluster, until the next `step`."""
 
     def __init__(self, name: str, work: Callable[["Actor"], None]) -> None:
         self.name = name
-        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._resume, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._kill = False
         self.is_over = False
-        self.broken: BaseException | None = None
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         self._thread.start()
 
@@ -35,68 +35,68 @@ class Actor:
             work(self)
         except Killed:
             pass
-        except BaseException as broken:
-            self.broken = broken
+        except BaseException as error:
+            self.error = error
         finally:
             self.is_over = True
-            self._stopped.release()
+            self._paused.release()
 
     def pause(self) -> None:
-        """Stop until told to go on; called on the actor's own thread."""
-        self._stopped.release()
-        assert self._go.acquire(timeout=WAIT_S)
+        """Block until the next step; called on the actor's own thread."""
+        self._paused.release()
+        assert self._resume.acquire(timeout=WAIT_S)
         if self._kill:
             raise Killed
 
     def step(self) -> None:
-        """Let it go on until its next stop."""
-        assert self._stopped.acquire(timeout=WAIT_S), f"{self.name} does not stop"
+        """Let the actor run until its next pause, or its end."""
+        assert self._paused.acquire(timeout=WAIT_S), f"{self.name} does not pause"
         if self.is_over:
-            self._stopped.release()
+            self._paused.release()
             return
-        self._go.release()
-        assert self._stopped.acquire(timeout=WAIT_S), f"{self.name} does not stop"
-        self._stopped.release()
-        if self.broken is not None:
-            raise self.broken
+        self._resume.release()
+        assert self._paused.acquire(timeout=WAIT_S), f"{self.name} does not pause"
+        self._paused.release()
+        if self.error is not None:
+            raise self.error
 
     def kill(self) -> None:
-        """End it where it stands."""
+        """End the actor at the pause where it is."""
         self._kill = True
         while not self.is_over:
             self.step()
 
 
-class Stepping:
-    """A cluster whose every call is two steps of the actor that makes it: before it takes effect, and after."""
+class SteppingCluster:
+    """A cluster each of whose calls is two steps of the calling actor: before it takes effect, and after."""
 
     def __init__(self, cluster: InMemoryCluster) -> None:
         self._cluster = cluster
         self._actors = threading.local()
 
-    def played_by(self, actor: Actor) -> None:
-        """Say who makes the calls of this thread."""
-        self._actors.now = actor
+    def act_as(self, actor: Actor) -> None:
+        """Make the calls of this thread steps of an actor; those of other threads run through."""
+        self._actors.current = actor
 
-    def _stepwise(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        actor: Actor | None = getattr(self._actors, "now", None)
+    def _in_steps(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        actor: Actor | None = getattr(self._actors, "current", None)
         if actor is None:
             return call(*arguments, **options)
         actor.pause()
-        done = call(*arguments, **options)
+        result = call(*arguments, **options)
         actor.pause()
-        return done
+        return result
 
-    def bounded(self, timeout_s: float) -> "Stepping":  # noqa: ARG002
+    def bounded(self, timeout_s: float) -> "SteppingCluster":  # noqa: ARG002
         return self
 
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
-        found: T = self._stepwise(self._cluster.get, kind, name, namespace)
-        return found
+        obj: T = self._in_steps(self._cluster.get, kind, name, namespace)
+        return obj
 
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
-        found: Listing[T] = self._stepwise(self._cluster.list, kind, namespace, selector)
-        return found
+        listing: Listing[T] = self._in_steps(self._cluster.list, kind, namespace, selector)
+        return listing
 
     def pages(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Iterator[Listing[T]]:
         yield self.list(kind, namespace, selector)
@@ -105,26 +105,26 @@ class Stepping:
         return self._cluster.watch(kind, since, *arguments, **options)
 
     def create(self, kind: Kind[T], obj: T | Mapping[str, Any], *, dry_run: bool = False) -> T:
-        made: T = self._stepwise(self._cluster.create, kind, obj, dry_run=dry_run)
-        return made
+        created: T = self._in_steps(self._cluster.create, kind, obj, dry_run=dry_run)
+        return created
 
     def update(self, kind: Kind[T], obj: T) -> T:
-        made: T = self._stepwise(self._cluster.update, kind, obj)
-        return made
+        updated: T = self._in_steps(self._cluster.update, kind, obj)
+        return updated
 
     def version(self) -> str:
         return self._cluster.version()
 
     def patch(self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], **options: Any) -> T:
-        made: T = self._stepwise(self._cluster.patch, kind, name, namespace, changes, **options)
-        return made
+        patched: T = self._in_steps(self._cluster.patch, kind, name, namespace, changes, **options)
+        return patched
 
     def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], **options: Any) -> T:
-        made: T = self._stepwise(self._cluster.apply, kind, found, fields, **options)
-        return made
+        applied: T = self._in_steps(self._cluster.apply, kind, found, fields, **options)
+        return applied
 
     def delete(self, kind: Kind[T], name: str, namespace: str = "", **options: Any) -> None:
-        self._stepwise(self._cluster.delete, kind, name, namespace, **options)
+        self._in_steps(self._cluster.delete, kind, name, namespace, **options)
 
     def bind(self, pod: str, namespace: str, node: str, **options: Any) -> None:
-        self._stepwise(self._cluster.bind, pod, namespace, node, **options)
+        self._in_steps(self._cluster.bind, pod, namespace, node, **options)

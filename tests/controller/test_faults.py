@@ -1,4 +1,4 @@
-"""Three replicas, two controllers and an API server, killed and paused at random: the quotas hold at every instant."""
+"""Three webhook replicas, two controllers and an API server are killed and paused at random, and quotas hold."""
 
 import random
 import signal
@@ -43,14 +43,14 @@ API = "kube-apiserver"
 
 
 class Load:
-    """Clients that create pods at the edge of the quotas, and delete some again."""
+    """Clients that create pods at the limit of the quotas, and delete some again."""
 
     def __init__(self, real: RealCluster, namespaces: dict[str, str], seed: int, count: int) -> None:
         self._cluster = connect(str(real.kubeconfig)).bounded(15)
         self._namespaces, self._seed, self._count = namespaces, seed, count
-        # Guards the number of creations that are left, and what became of the others.
+        # Guards the number of creations that are left, and the results of the others.
         self._lock = threading.Lock()
-        self.answers: Counter[str] = Counter()
+        self.results: Counter[str] = Counter()
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"load-{number}", daemon=True)
             for number in range(CLIENTS)
@@ -65,49 +65,49 @@ class Load:
     def is_over(self) -> bool:
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _take(self) -> int:
+    def _count_down(self) -> int:
         with self._lock:
             self._count -= 1
             return self._count
 
     def _run(self, number: int) -> None:
-        chance = random.Random(f"{self._seed}-{number}")
-        while (left := self._take()) >= 0:
-            kind = chance.choice(list(self._namespaces))
+        rng = random.Random(f"{self._seed}-{number}")
+        while (left := self._count_down()) >= 0:
+            kind = rng.choice(list(self._namespaces))
             try:
-                self._create(kind, f"p-{number}-{left}", chance)
-                answer = "created"
-            except ApiError as refused:
-                answer = "refused" if "short by" in str(refused) else f"other: {str(refused)[:160]}"
+                self._create(kind, f"p-{number}-{left}", rng)
+                result = "created"
+            except ApiError as error:
+                result = "refused" if "short by" in str(error) else f"other: {str(error)[:160]}"
             except Unavailable:
-                answer = "unavailable"
+                result = "unavailable"
                 time.sleep(0.2)
             with self._lock:
-                self.answers[answer] += 1
-            if answer == "refused" or chance.random() < 0.2:
-                self._delete(kind, chance)
-            if answer == "refused":
-                time.sleep(chance.uniform(0, 0.5))
+                self.results[result] += 1
+            if result == "refused" or rng.random() < 0.2:
+                self._delete(kind, rng)
+            if result == "refused":
+                time.sleep(rng.uniform(0, 0.5))
 
-    def _create(self, kind: str, name: str, chance: random.Random) -> None:
-        models = chance.choice([("A100",), ("T4",), ("A100", "T4"), ()]) if kind == "several" else ("A100",)
-        notes = {NAMES.use_models: ",".join(models)} if models and kind != "total" else {}
-        made = pod(gpu(core=str(chance.choice([10, 25, 50])), memory=str(chance.choice([1, 4]))), annotations=notes)
+    def _create(self, kind: str, name: str, rng: random.Random) -> None:
+        models = rng.choice([("A100",), ("T4",), ("A100", "T4"), ()]) if kind == "several" else ("A100",)
+        annotations = {NAMES.use_models: ",".join(models)} if models and kind != "total" else {}
+        made = pod(gpu(core=str(rng.choice([10, 25, 50])), memory=str(rng.choice([1, 4]))), annotations=annotations)
         made["metadata"] |= {"name": name, "namespace": self._namespaces[kind]}
         self._cluster.create(PODS, made)
 
-    def _delete(self, kind: str, chance: random.Random) -> None:
+    def _delete(self, kind: str, rng: random.Random) -> None:
         namespace = self._namespaces[kind]
         try:
             pods = self._cluster.list(PODS, namespace).items
-            for found in chance.sample(pods, min(2, len(pods))):
-                self._cluster.delete(PODS, found.metadata.name, namespace, grace_s=0)
+            for each in rng.sample(pods, min(2, len(pods))):
+                self._cluster.delete(PODS, each.metadata.name, namespace, grace_s=0)
         except (ApiError, Unavailable):
             time.sleep(0.2)
 
 
 class Chaos:
-    """Kills and pauses, drawn from a seed, one after another; some of them go on while others begin."""
+    """Kills and pauses processes, drawn from a seed; a pause may last while the next fault begins."""
 
     def __init__(
         self,
@@ -118,27 +118,27 @@ class Chaos:
         long_pause_s: float,
     ) -> None:
         self._real, self._replicas, self._controllers = real, replicas, controllers
-        self._chance, self._long_pause_s = random.Random(seed), long_pause_s
-        self.done: Counter[str] = Counter()
+        self._rng, self._long_pause_s = random.Random(seed), long_pause_s
+        self.faults: Counter[str] = Counter()
         self._paused: dict[Running, float] = {}
-        self._ways: list[tuple[int, Callable[[], None]]] = [
-            (5, lambda: self._kill(self._chance.choice(self._replicas), "replica")),
-            (1, lambda: self._kill(self._chance.choice(self._controllers), "controller")),
-            (3, lambda: self._pause(self._chance.choice(self._replicas), "replica", 3)),
-            (1, lambda: self._pause(self._chance.choice(self._controllers), "controller", 18)),
-            (1, lambda: self._pause(self._chance.choice(self._replicas), "replica for long", self._long_pause_s)),
+        self._weighted_faults: list[tuple[int, Callable[[], None]]] = [
+            (5, lambda: self._kill(self._rng.choice(self._replicas), "replica")),
+            (1, lambda: self._kill(self._rng.choice(self._controllers), "controller")),
+            (3, lambda: self._pause(self._rng.choice(self._replicas), "replica", 3)),
+            (1, lambda: self._pause(self._rng.choice(self._controllers), "controller", 18)),
+            (1, lambda: self._pause(self._rng.choice(self._replicas), "replica for long", self._long_pause_s)),
             (1, self._kill_api),
             (1, lambda: self._pause_api(4)),
         ]
 
     def step(self) -> None:
-        """Do something bad; end what has lasted long enough."""
+        """End the pauses that are over, and cause one fault."""
         self._resume(lambda until: time.monotonic() >= until)
-        weights, ways = zip(*self._ways, strict=True)
-        self._chance.choices(ways, weights)[0]()
+        weights, faults = zip(*self._weighted_faults, strict=True)
+        self._rng.choices(faults, weights)[0]()
 
-    def calm(self) -> None:
-        """Let everybody go on."""
+    def stop(self) -> None:
+        """Resume every paused process."""
         self._resume(lambda _: True)
 
     def _resume(self, is_over: Callable[[float], bool]) -> None:
@@ -149,7 +149,7 @@ class Chaos:
     def _kill(self, victim: Running, kind: str) -> None:
         if victim in self._paused:
             return
-        self.done[f"{kind} killed"] += 1
+        self.faults[f"{kind} killed"] += 1
         victim.stop(signal.SIGKILL)
         victim.start(ready=False)
 
@@ -157,35 +157,35 @@ class Chaos:
         running = [each for each in self._replicas if each not in self._paused]
         if victim in self._paused or (victim in running and len(running) < 2):
             return
-        self.done[f"{kind} paused"] += 1
+        self.faults[f"{kind} paused"] += 1
         victim.send(signal.SIGSTOP)
         self._paused[victim] = time.monotonic() + seconds
 
     def _kill_api(self) -> None:
-        self.done["API server killed"] += 1
+        self.faults["API server killed"] += 1
         self._real.restart(API)
 
     def _pause_api(self, seconds: float) -> None:
-        self.done["API server paused"] += 1
+        self.faults["API server paused"] += 1
         self._real.kill(API, signal.SIGSTOP)
         time.sleep(seconds)
         self._real.kill(API, signal.SIGCONT)
 
     def pause_api(self, seconds: float) -> None:
-        """Pause the API server for longer than reservations live."""
+        """Pause the API server, for longer than a reservation lives."""
         self._pause_api(seconds)
 
 
 @pytest.fixture
 def alone(real_cluster_possible: None) -> Iterator[RealCluster]:
-    """A cluster for one test: its API server is going to be killed."""
+    """A cluster of its own for one test, which kills its API server."""
     real = RealCluster.start(node=False)
     yield real
     real.stop()
 
 
-def settled(real: RealCluster, namespace: str) -> bool:
-    """Tell whether a ledger says exactly what exists."""
+def is_ledger_exact(real: RealCluster, namespace: str) -> bool:
+    """Whether a ledger charges exactly the pods that exist, and has no reservation."""
     cluster = connect(str(real.kubeconfig))
     try:
         ledger = decode_ledger(cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM).data[LEDGER_KEY])
@@ -196,7 +196,7 @@ def settled(real: RealCluster, namespace: str) -> bool:
 
 
 def survive(real: RealCluster, folder: Path, seed: int, count: int, long_pause_s: float, api_pause_s: float) -> Checker:
-    """Create pods while everything breaks, and judge what the API server shows."""
+    """Create pods while processes are killed and paused; returns the checker with what it found."""
     authority = Authority(folder / "tls")
     cluster = connect(str(real.kubeconfig))
     namespaces = {kind: f"{kind}-{seed % 1000}" for kind in QUOTAS}
@@ -212,32 +212,34 @@ def survive(real: RealCluster, folder: Path, seed: int, count: int, long_pause_s
             metadata = {"name": "q", "namespace": name, "labels": {NAMES.quota_label: "true"}}
             cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": QUOTAS[kind][0]}})
         for name in namespaces.values():
-            eventually(lambda name=name: settled(real, name), "the first ledger")  # type: ignore[misc]
+            eventually(lambda name=name: is_ledger_exact(real, name), "the first ledger")  # type: ignore[misc]
         checker = Checker(cluster, {name: QUOTAS[kind][1] for kind, name in namespaces.items()}).start()
         chaos = Chaos(real, replicas, [first, second], seed, long_pause_s)
         load = Load(real, namespaces, seed, count).start()
-        pause = random.Random(seed)
+        rng = random.Random(seed)
         if api_pause_s:
             chaos.pause_api(api_pause_s)
         while not load.is_over:
             chaos.step()
-            time.sleep(pause.uniform(0.5, 3.0))
-            print(f"{dict(load.answers)} {dict(chaos.done)} states {checker.states}", flush=True)
-        chaos.calm()
+            time.sleep(rng.uniform(0.5, 3.0))
+            print(f"{dict(load.results)} {dict(chaos.faults)} states {checker.states}", flush=True)
+        chaos.stop()
         for name in namespaces.values():
-            eventually(lambda name=name: settled(real, name), "the ledger to be right again", 100)  # type: ignore[misc]
+            eventually(lambda name=name: is_ledger_exact(real, name), "the ledger to be exact again", 100)  # type: ignore[misc]
         checker.stop()
         print(
-            f"answers {dict(load.answers)}; faults {dict(chaos.done)}; {checker.states} states judged, "
-            f"{checker.looked_up} looked up, {checker.passed_over} passed over"
+            f"results {dict(load.results)}; faults {dict(chaos.faults)}; {checker.states} states checked, "
+            f"{checker.checked_late} of them late, {checker.unchecked} not checked"
         )
-        assert load.answers["created"] > count // 20
+        assert load.results["created"] > count // 20
     return checker
 
 
 @pytest.mark.timeout(300)
-def test_quotas_hold_whatever_dies(alone: RealCluster, tmp_path: Path, record_property: Callable[..., None]) -> None:
-    """500 creations at the edge of several quotas; afterwards usage equals the pods."""
+def test_quotas_hold_while_processes_are_killed_and_paused(
+    alone: RealCluster, tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    """500 creations at the limit of several quotas; afterwards usage equals the pods that exist."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     record_property("seed", seed)
@@ -248,11 +250,13 @@ def test_quotas_hold_whatever_dies(alone: RealCluster, tmp_path: Path, record_pr
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_quotas_hold_in_the_long_run(alone: RealCluster, tmp_path: Path, record_property: Callable[..., None]) -> None:
-    """10,000 creations, with pauses beyond every deadline there is."""
+def test_quotas_hold_through_many_and_long_faults(
+    alone: RealCluster, tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    """10,000 creations, with pauses longer than every deadline."""
     seed = random.SystemRandom().randrange(10**6)
     record_property("seed", seed)
     checker = survive(alone, tmp_path, seed, 10_000, long_pause_s=50, api_pause_s=50)
     record_property("states", checker.states)
     assert checker.violations == []
-    assert checker.passed_over == 0
+    assert checker.unchecked == 0

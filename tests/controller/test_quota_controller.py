@@ -1,6 +1,7 @@
-"""The controller on an in-memory cluster: what it makes of pods, quotas, nodes and namespaces."""
+"""The quota controller on an in-memory cluster: how ledger, status and catalogue follow pods, quotas and nodes."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ Obj = dict[str, Any]
 
 
 class World:
-    """A cluster, and a controller in it."""
+    """An in-memory cluster, and a controller service that can be started and stopped."""
 
     def __init__(self) -> None:
         self.cluster = InMemoryCluster()
@@ -60,12 +61,14 @@ class World:
         except NotFound:
             self.cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": text}})
 
-    def pod(self, name: str, core: int = 100, memory: int = 1, models: str = "", **spec: Any) -> str:
+    def pod(
+        self, name: str, core: int = 100, memory: int = 1, models: str = "", namespace: str = TEAM, **spec: Any
+    ) -> str:
         limits = {NAMES.core: str(core), NAMES.memory: str(memory)}
         container = {"name": "c", "image": "i", "resources": {"limits": limits, "requests": limits}}
-        notes = {NAMES.use_models: models} if models else {}
+        annotations = {NAMES.use_models: models} if models else {}
         made = {
-            "metadata": {"name": name, "namespace": TEAM, "annotations": notes},
+            "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
             "spec": {"containers": [container], **spec},
         }
         return self.cluster.create(PODS, made).metadata.uid
@@ -75,15 +78,16 @@ class World:
             {"uuid": f"GPU-{name}-{index}", "index": index, "model": model, "memoryMiB": mib, "healthy": True}
             for index, (model, mib) in enumerate(gpus)
         ]
-        notes = {NAMES.inventory: json.dumps({"v": 1, "gpus": cards})} if cards else {}
-        marks = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
-        self.cluster.create(NODES, {"metadata": {"name": name, "annotations": notes, "labels": marks}})
+        annotations = {NAMES.inventory: json.dumps({"v": 1, "gpus": cards})} if cards else {}
+        keyed = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
+        self.cluster.create(NODES, {"metadata": {"name": name, "annotations": annotations, "labels": keyed}})
 
     def ledger(self, namespace: str = TEAM) -> Ledger:
-        found = self.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM)
-        return decode_ledger(found.data[LEDGER_KEY])
+        config_map = self.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + namespace, SYSTEM)
+        return decode_ledger(config_map.data[LEDGER_KEY])
 
     def taken(self, line: str, dimension: str = CORES, quota: str = "team/q") -> int:
+        """Return what is charged to a line; -1 without a ledger."""
         try:
             return self.ledger().usage.taken[quota, line, dimension]
         except NotFound:
@@ -97,21 +101,21 @@ class World:
 
     def status(self) -> Obj:
         try:
-            found = self.cluster.get(CONFIG_MAPS, QUOTA_STATUS, TEAM)
+            config_map = self.cluster.get(CONFIG_MAPS, QUOTA_STATUS, TEAM)
         except NotFound:
             return {}
-        return dict(parse_documents(found.data[STATUS_KEY])[0])
+        return dict(parse_documents(config_map.data[STATUS_KEY])[0])
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.stop()
+    world = World()
+    yield world
+    world.stop()
 
 
-def test_what_runs_before_quotient_is_taken_over(world: World) -> None:
-    """By the model of the node it is on: its inventory, its label, an ancestor's; or by the first it may run on."""
+def test_pods_from_before_quotient_are_charged(world: World) -> None:
+    """To the model in the node's inventory or in its labels; on an unknown node to the first one the pod names."""
     world.quota("types: {A100: {cores: 100}, T4: {cores: 100}, V100: {cores: 100}}")
     world.node("a", ("NVIDIA A100-SXM4-40GB", 40960))
     world.node("b", nvidia_com__gpu_product="x")
@@ -124,40 +128,40 @@ def test_what_runs_before_quotient_is_taken_over(world: World) -> None:
         eventually(lambda line=line: world.taken(line) == 100, line)  # type: ignore[misc]
 
 
-def test_a_whole_card_is_charged_all_the_memory_it_has(world: World) -> None:
-    """The largest there may be before it is on a node, its own afterwards."""
+def test_a_whole_card_is_charged_all_of_its_memory(world: World) -> None:
+    """Before the bind that of the largest matching card, afterwards that of its own."""
     world.quota("types: {A100: {cores: 400, memory: 400Gi}}")
     world.node("small", ("A100-PCIE-40GB", 40960))
     world.node("large", ("A100-PCIE-80GB", 81920))
     world.start()
     eventually(world.status, "the quota")
     uid = world.pod("p", models="A100")
-    eventually(lambda: world.taken("A100", MEMORY) == 81920, "the largest")
+    eventually(lambda: world.taken("A100", MEMORY) == 81920, "the memory of the largest card")
     placement = {"v": 1, "containers": {"c": [{"uuid": "GPU-small-0", "cores": 100, "memoryMiB": 40960}]}}
     world.cluster.bind("p", TEAM, "small", uid=uid, annotations={NAMES.placement: json.dumps(placement)})
-    eventually(lambda: world.taken("A100", MEMORY) == 40960, "its own")
+    eventually(lambda: world.taken("A100", MEMORY) == 40960, "the memory of its own card")
 
 
-def test_cards_are_written_down_for_who_charges(world: World) -> None:
-    """Models, memory and pools; and again when nodes change."""
+def test_the_catalogue_lists_the_cards_of_all_nodes(world: World) -> None:
+    """Model, memory and pool; it follows when nodes change."""
     world.node("a", ("Tesla T4", 15360), ("Tesla T4", 15360), inspur_com__gpu_pool="x")
     world.cluster.patch(NODES, "a", "", {"metadata": {"labels": {NAMES.pool_label: "training"}}})
     world.start()
 
     def cards() -> list[tuple[str, int, str]]:
         try:
-            found = world.cluster.get(CONFIG_MAPS, CATALOGUE, SYSTEM)
+            config_map = world.cluster.get(CONFIG_MAPS, CATALOGUE, SYSTEM)
         except NotFound:
             return []
-        return [(card.model, card.memory_mib, card.pool) for card in decode_catalogue(found.data[CATALOGUE_KEY])]
+        return [(card.model, card.memory_mib, card.pool) for card in decode_catalogue(config_map.data[CATALOGUE_KEY])]
 
     eventually(lambda: cards() == [("Tesla T4", 15360, "training")], "the catalogue")
     world.cluster.delete(NODES, "a")
-    eventually(lambda: cards() == [], "the node to go")
+    eventually(lambda: cards() == [], "the cards of the deleted node to go")
 
 
-def test_quotas_under_every_domains_label_apply_and_count_once(world: World) -> None:
-    """One that carries several labels is still one."""
+def test_the_quota_label_of_every_domain_counts(world: World) -> None:
+    """A quota with several of these labels counts once."""
     world.quota("types: {A100: {cores: 10}}", "ours")
     world.quota("types: {A100: {cores: 20}}", "theirs", "tencent.com/gpu-quota")
     world.cluster.patch(CONFIG_MAPS, "ours", TEAM, {"metadata": {"labels": {"nvidia.com/gpu-quota": "true"}}})
@@ -165,8 +169,8 @@ def test_quotas_under_every_domains_label_apply_and_count_once(world: World) -> 
     eventually(lambda: [each["name"] for each in world.status().get("quotas", [])] == ["team/ours", "team/theirs"])
 
 
-def test_the_last_good_quota_stays_in_force_over_a_restart(world: World) -> None:
-    """It stands in the ledger; and the status says what is wrong."""
+def test_an_invalid_quota_leaves_its_last_valid_version_in_force_over_a_restart(world: World) -> None:
+    """The ledger holds that version, and the status shows the mistake."""
     world.quota("types: {A100: {cores: 10}}")
     world.start()
     eventually(world.status, "the quota")
@@ -176,11 +180,11 @@ def test_the_last_good_quota_stays_in_force_over_a_restart(world: World) -> None
     eventually(lambda: "core" in str(world.status()["notes"]), "the note")
     assert world.ledger().quotas[0].types == {"A100": {"cores": 10}}
     world.quota("types: {A100: {cores: 20}}")
-    eventually(lambda: world.ledger().quotas[0].types == {"A100": {"cores": 20}}, "the good one")
+    eventually(lambda: world.ledger().quotas[0].types == {"A100": {"cores": 20}}, "the valid quota")
 
 
-def test_a_quota_that_goes_sets_the_namespace_free(world: World) -> None:
-    """And takes its status with it; the charges stay, for the next one."""
+def test_deleting_a_quota_removes_its_limits_and_the_status(world: World) -> None:
+    """The charges stay in the ledger, for the next quota."""
     world.quota("types: {A100: {cores: 10}}")
     world.pod("p", nodeName="n", models="A100")
     world.start()
@@ -190,22 +194,22 @@ def test_a_quota_that_goes_sets_the_namespace_free(world: World) -> None:
     assert len(world.ledger()) == 1
 
 
-def test_namespaces_without_a_quota_have_the_default_one(world: World) -> None:
-    """If one is configured; until they have their own."""
+def test_a_namespace_without_a_quota_gets_the_configured_default(world: World) -> None:
+    """Until it has a quota of its own."""
     world.pod("p", nodeName="n", models="A100")
     world.start(Configuration(controller=CONFIGURATION.controller, default_quota="types: {A100: {cores: 150}}"))
-    eventually(lambda: world.taken("A100", quota="configuration/defaultQuota") == 100, "the default")
+    eventually(lambda: world.taken("A100", quota="configuration/defaultQuota") == 100, "the default quota")
     world.quota("types: {A100: {cores: 10}}")
-    eventually(lambda: world.taken("A100") == 100, "its own")
+    eventually(lambda: world.taken("A100") == 100, "its own quota")
 
 
-def test_a_ledger_that_somebody_spoilt_is_made_anew(world: World) -> None:
-    """Closed first, as one that was lost."""
+def test_an_invalid_ledger_is_rebuilt(world: World) -> None:
+    """Closed at first, like one that was lost."""
     world.quota("types: {A100: {cores: 100}}")
     world.pod("p", nodeName="n", models="A100")
     world.start()
     eventually(lambda: world.taken("A100") == 100, "the usage")
-    world.cluster.patch(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM, {"data": {LEDGER_KEY: "spoilt"}})
+    world.cluster.patch(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM, {"data": {LEDGER_KEY: "invalid"}})
 
     def is_closed() -> bool:
         try:
@@ -217,97 +221,107 @@ def test_a_ledger_that_somebody_spoilt_is_made_anew(world: World) -> None:
     assert world.taken("A100") == 100
 
 
-def test_a_tampered_ledger_is_put_right(world: World) -> None:
-    """Charges of nobody go, and those that are missing come back."""
+def test_a_ledger_with_wrong_charges_is_corrected(world: World) -> None:
+    """Charges without a pod are removed, and missing ones are added."""
     world.quota("types: {A100: {cores: 1000}}")
     world.pod("p", nodeName="n", models="A100")
     world.start()
     eventually(lambda: world.taken("A100") == 100, "the usage")
-    found = world.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
+    config_map = world.cluster.get(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
     (key,) = world.ledger().pods()
-    forged = found.data[LEDGER_KEY].replace(key, "A" * 22)
+    forged = config_map.data[LEDGER_KEY].replace(key, "A" * 22)
     world.cluster.patch(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM, {"data": {LEDGER_KEY: forged}})
-    eventually(lambda: set(world.ledger().pods()) == {key}, "the truth")
+    eventually(lambda: set(world.ledger().pods()) == {key}, "the right charges")
 
 
-def test_pods_in_quotients_own_namespace_and_static_ones_are_not_charged(world: World) -> None:
-    """Nobody admits them."""
+def test_static_pods_are_not_charged(world: World) -> None:
+    """The kubelet runs them without admission."""
     world.quota("types: {A100: {cores: 1000}}")
-    made = world.pod("static", nodeName="n", models="A100")
+    uid = world.pod("static", nodeName="n", models="A100")
     world.cluster.patch(PODS, "static", TEAM, {"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}})
     world.start()
     eventually(world.status, "the quota")
     world.pod("p", nodeName="n", models="A100")
-    eventually(lambda: world.taken("A100") == 100, "the other one")
-    assert made
+    eventually(lambda: world.taken("A100") == 100, "the other pod")
+    assert uid
 
 
-def test_a_namespace_that_is_gone_leaves_nothing(world: World) -> None:
-    """Neither a ledger nor a memory of it."""
+def test_quotients_own_namespace_has_no_ledger_and_causes_no_lag(world: World) -> None:
+    world.quota("types: {A100: {cores: 1000}}")
+    world.start()
+    eventually(world.status, "the quota")
+    assert world.service is not None
+    quota_controller = world.service.quota_controller
+    world.pod("own", namespace=SYSTEM, nodeName="n", models="A100")
+    eventually(lambda: quota_controller.caches.pods_in(SYSTEM), "the pod in the cache")
+    quota_controller.states.record_change(SYSTEM, time.monotonic() - 1, 0)
+    quota_controller.reconcile(SYSTEM)
+    eventually(lambda: quota_controller.lag_s() == 0, "the end of the lag")
+    assert LEDGER_PREFIX + SYSTEM not in names_in(world)
+
+
+def test_a_deleted_namespace_leaves_no_ledger_and_no_registry_entry(world: World) -> None:
     world.quota("types: {A100: {cores: 1000}}")
     world.start()
     eventually(world.status, "the quota")
     world.cluster.delete(NAMESPACES, TEAM)
-    eventually(lambda: world.taken("A100") == -1, "the ledger to go")
+    eventually(lambda: world.taken("A100") == -1, "the ledger to be deleted")
     eventually(
-        lambda: TEAM not in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "it to be forgotten"
+        lambda: TEAM not in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "the registry to follow"
     )
 
 
-def test_a_forged_status_is_written_anew(world: World) -> None:
-    """Soon."""
+def test_a_changed_or_deleted_status_is_restored(world: World) -> None:
     world.quota("types: {A100: {cores: 10}}")
     world.start()
     eventually(world.status, "the quota")
     world.cluster.patch(CONFIG_MAPS, QUOTA_STATUS, TEAM, {"data": {STATUS_KEY: "v: 2"}})
-    eventually(lambda: world.status().get("v") == 1, "the truth")
+    eventually(lambda: world.status().get("v") == 1, "the status")
     world.cluster.delete(CONFIG_MAPS, QUOTA_STATUS, TEAM)
-    eventually(lambda: world.status().get("v") == 1, "the truth again")
+    eventually(lambda: world.status().get("v") == 1, "the status again")
 
 
-def test_what_a_pod_has_counts_however_it_was_asked_for(world: World) -> None:
-    """Pods that today's rules refuse hold their GPUs all the same; nothing a tenant writes on one takes that away."""
+def test_an_existing_pod_is_charged_even_if_admission_would_refuse_it(world: World) -> None:
+    """An annotation that its user adds later does not lower the charge."""
     world.quota("types: {A100: {cores: 1000}}")
     world.pod("odd", core=150, nodeName="n", models="A100")
     world.pod("bare", core=50, memory=0, nodeName="n", models="A100")
     world.pod("plain", core=20, nodeName="n", models="A100")
     world.start()
-    eventually(lambda: world.taken("A100") == 220, "all of them")
+    eventually(lambda: world.taken("A100") == 220, "all pods")
     world.cluster.patch(PODS, "plain", TEAM, {"metadata": {"annotations": {NAMES.memory_follows_core: "c"}}})
     world.pod("last", core=1, nodeName="n", models="A100")
-    eventually(lambda: world.taken("A100") == 221, "the last one")
+    eventually(lambda: world.taken("A100") == 221, "the last pod")
 
 
-def test_a_quota_that_was_never_good_is_not_passed_over_in_silence(world: World) -> None:
-    """It limits nothing, and that is said."""
+def test_a_quota_that_was_never_valid_limits_nothing_and_the_status_says_so(world: World) -> None:
     world.quota("types: {A100: {core: 1}}")
     world.start()
-    eventually(lambda: "NOT in force" in str(world.status().get("notes")), "the note")
+    eventually(lambda: "not in force" in str(world.status().get("notes")), "the note")
 
 
-def test_the_list_of_cards_is_written_again_at_once(world: World) -> None:
-    """Whoever deletes it."""
+def test_a_deleted_catalogue_is_restored(world: World) -> None:
     world.node("a", ("Tesla T4", 15360))
     world.start()
 
-    def is_there() -> bool:
+    def exists() -> bool:
         try:
             return "T4" in world.cluster.get(CONFIG_MAPS, CATALOGUE, SYSTEM).data[CATALOGUE_KEY]
         except NotFound:
             return False
 
-    eventually(is_there, "the catalogue")
+    eventually(exists, "the catalogue")
     world.cluster.delete(CONFIG_MAPS, CATALOGUE, SYSTEM)
-    eventually(is_there, "the catalogue again")
+    eventually(exists, "the catalogue again")
 
 
 def names_in(world: World) -> set[str]:
     return {each.metadata.name for each in world.cluster.list(CONFIG_MAPS, SYSTEM).items}
 
 
-@pytest.mark.parametrize("harm", ["deleted", "spoilt"])
-def test_without_the_list_of_ledgers_a_missing_one_counts_as_lost(world: World, harm: str) -> None:
-    """For as long as a pod may appear that it had admitted; and the list is made anew."""
+@pytest.mark.parametrize("harm", ["deleted", "invalid"])
+def test_without_the_registry_a_missing_ledger_counts_as_lost(world: World, harm: str) -> None:
+    """While a pod that it admitted may still appear; the registry is restored."""
     world.quota("types: {A100: {cores: 1000}}")
     world.cluster.create(NAMESPACES, {"metadata": {"name": "other"}})
     world.quota("types: {A100: {cores: 1000}}", namespace="other")
@@ -322,11 +336,11 @@ def test_without_the_list_of_ledgers_a_missing_one_counts_as_lost(world: World, 
     world.cluster.delete(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
     world.start()
     eventually(lambda: world.taken("A100") == 0 and world.ledger().state is LedgerState.REBUILDING, "a closed ledger")
-    eventually(lambda: "other" in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "the list")
+    eventually(lambda: "other" in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "the registry")
 
 
-def test_a_standby_remembers_nothing(world: World) -> None:
-    """It looks at everything when it begins to lead."""
+def test_a_standby_collects_no_deleted_pods_and_has_no_lag(world: World) -> None:
+    """It reconciles everything when it becomes the leader."""
     world.quota("types: {A100: {cores: 1000}}")
     world.start()
     eventually(world.status, "the quota")
@@ -339,16 +353,16 @@ def test_a_standby_remembers_nothing(world: World) -> None:
         eventually(lambda: world.taken("A100") == 500, "the usage")
         for index in range(5):
             world.cluster.delete(PODS, f"p-{index}", TEAM, grace_s=0)
-        eventually(lambda: world.taken("A100") == 0, "the room")
-        assert all(not seen.gone for seen in standby.quota_controller._notes.all().values())
+        eventually(lambda: world.taken("A100") == 0, "the free quota")
+        assert not any(standby.quota_controller.states.deleted_pods(name) for name in (TEAM, SYSTEM))
         assert standby.quota_controller.lag_s() == 0
     finally:
         standby.stop()
 
 
 @pytest.mark.parametrize("model", ["NVIDIA", "", "Tesla"])
-def test_a_card_that_cannot_be_read_hides_no_other(world: World, model: str) -> None:
-    """One node's odd inventory must not stop the accounting of all namespaces."""
+def test_a_node_with_an_invalid_model_does_not_affect_other_nodes(world: World, model: str) -> None:
+    """Its inventory must not stop the accounting of all namespaces."""
     world.quota("types: {A100: {cores: 100}}")
     world.node("odd", (model, 1024))
     world.node("good", ("A100-SXM4-40GB", 40960))
@@ -357,19 +371,18 @@ def test_a_card_that_cannot_be_read_hides_no_other(world: World, model: str) -> 
     eventually(lambda: world.taken("A100") == 100, "the usage")
 
 
-def test_where_a_node_does_not_say_the_memory_stays_charged(world: World) -> None:
-    """As much as admission charged: that of the largest card of the model."""
+def test_a_card_of_unknown_memory_is_charged_like_the_largest_of_its_model(world: World) -> None:
+    """As at admission."""
     world.quota("types: {A100: {cores: 400, memory: 80Gi}}")
-    world.node("told", ("A100-SXM4-40GB", 40960))
-    world.node("untold", **{NAMES.model_label: "A100"})
+    world.node("with-inventory", ("A100-SXM4-40GB", 40960))
+    world.node("with-label", **{NAMES.model_label: "A100"})
     world.node("small", ("A100", 8192))
-    world.pod("p", models="A100", nodeName="untold")
+    world.pod("p", models="A100", nodeName="with-label")
     world.start()
     eventually(lambda: world.taken("A100", "memory") == 40960, "the memory")
 
 
-def test_lag_is_told_while_nothing_can_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there for just that."""
+def test_the_lag_grows_while_ledgers_cannot_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.quota("types: {A100: {cores: 400}}")
     world.start()
     eventually(world.status, "the quota")
@@ -377,32 +390,32 @@ def test_lag_is_told_while_nothing_can_be_written(world: World, monkeypatch: pyt
     quota_controller = world.service.quota_controller
     update = world.cluster.update
 
-    def away(*arguments: Any) -> Any:
-        raise Unavailable("the cluster is away")
+    def fail(*arguments: Any) -> Any:
+        raise Unavailable("the API server does not answer")
 
-    monkeypatch.setattr(world.cluster, "update", away)
+    monkeypatch.setattr(world.cluster, "update", fail)
     world.pod("p", models="A100", nodeName="n")
     eventually(lambda: quota_controller.lag_s() > 2, "the lag")
     monkeypatch.setattr(world.cluster, "update", update)
     eventually(lambda: world.taken("A100") == 100, "the usage")
-    eventually(lambda: quota_controller.lag_s() == 0, "the end of it")
+    eventually(lambda: quota_controller.lag_s() == 0, "the end of the lag")
 
 
-def test_a_lost_ledger_is_closed_though_others_begin_meanwhile(world: World) -> None:
-    """Who notes many beginnings at once must not take one for new that another has begun and lost."""
+def test_a_lost_ledger_is_closed_even_if_the_cached_registry_lacks_it(world: World) -> None:
+    """A process that registers many namespaces at once must not take one for new that another has registered."""
     world.quota("types: {A100: {cores: 400}}")
     world.start()
     eventually(world.status, "the quota")
     assert world.service is not None
     reconciler = world.service.quota_controller.reconciler
     uid = world.cluster.get(NAMESPACES, TEAM).metadata.uid
-    reconciler._known._known = {}  # as one sees it that has been stopped since before the ledger was begun
-    ledger = reconciler._begin(TEAM, uid, reconciler._notes.of(TEAM))
+    reconciler._registry._cache = {}  # as in a process that was paused since before the ledger was created
+    ledger = reconciler._new_ledger(TEAM, uid)
     assert ledger.state is LedgerState.REBUILDING
 
 
-def test_the_last_good_quota_outlives_a_restart(world: World) -> None:
-    """With all that it says: pools and limits too, and nothing of a default beside it."""
+def test_the_last_valid_version_of_a_quota_keeps_its_policy_over_a_restart(world: World) -> None:
+    """Pools and core limits too, and no default quota beside it."""
     world.quota("types: {A100: {cores: 400}}\npools: [training]\ncoreLimit: {max: 20}")
     world.start()
     eventually(world.status, "the quota")
@@ -413,14 +426,14 @@ def test_the_last_good_quota_outlives_a_restart(world: World) -> None:
     assert world.service is not None
     quotas = world.service.quotas
     eventually(lambda: quotas.synced, "the quotas")
-    held = quotas.namespace_quotas(TEAM)
-    assert [quota.name for quota in held.quotas] == ["team/q"]
-    assert (held.policy.pools, held.policy.core_limit.max) == (("training",), 20)
-    assert "team/q" in held.mistakes
+    applied = quotas.namespace_quotas(TEAM)
+    assert [quota.name for quota in applied.quotas] == ["team/q"]
+    assert (applied.policy.pools, applied.policy.core_limit.max) == (("training",), 20)
+    assert "team/q" in applied.mistakes
 
 
-def test_a_legacy_quota_that_is_put_right_reaches_all(world: World) -> None:
-    """Those too that it no longer names."""
+def test_a_corrected_legacy_quota_applies_to_all_namespaces(world: World) -> None:
+    """Namespaces that it no longer names have no limit from it any more."""
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
     world.cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"gpu_quota": '{"team": {"quota": {"A100": 1}}}'}})
     world.start()

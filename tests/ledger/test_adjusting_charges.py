@@ -1,4 +1,4 @@
-"""The smallest caller of what a scheduler will call: before it binds a pod, its charge becomes what it will hold."""
+"""A minimal caller of what the scheduler calls before a bind: the pod's charge becomes what it will really hold."""
 
 import uuid
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SYSTEM, TEAM = "quotient-system", "team"
 
 
 class Binder:
-    """Binds pods, in its imagination; no pod is bound that has not its charge in the ledger."""
+    """Records pods as bound once their charge is in the ledger."""
 
     def __init__(self, cluster: InMemoryCluster) -> None:
         self._ledger_store = LedgerStore(cluster, SYSTEM)
@@ -27,15 +27,15 @@ class Binder:
         self.bound: dict[PodKey, Charge] = {}
 
     def bind(self, pod: PodKey, charge: Charge) -> ChargeResult:
-        verdict = self._committer.apply(TEAM, partial(adjust_charge, pod=pod, charge=charge), 5)
-        if not verdict.reasons:
+        result = self._committer.apply(TEAM, partial(adjust_charge, pod=pod, charge=charge), 5)
+        if not result.reasons:
             self.bound[pod] = charge
-        return verdict
+        return result
 
     def ledger(self) -> Ledger:
-        page = self._ledger_store.read(TEAM)
-        assert page is not None
-        return page.ledger
+        stored = self._ledger_store.read(TEAM)
+        assert stored is not None
+        return stored.ledger
 
     def stop(self) -> None:
         self._committer.stop()
@@ -49,13 +49,13 @@ def binder() -> Iterator[Binder]:
     ledger = Ledger("uid", LedgerState.OPEN)
     ledger.set_quotas([parse_quota("types: {A100: {cores: 100, memory: 80Gi}, T4: {cores: 50}}", "team/q")], 1)
     LedgerStore(cluster, SYSTEM).create(TEAM, ledger)
-    made = Binder(cluster)
-    yield made
-    made.stop()
+    binder = Binder(cluster)
+    yield binder
+    binder.stop()
 
 
 def test_a_pod_is_bound_with_its_charge_or_not_at_all(binder: Binder) -> None:
-    """Obtained where it had none, lowered to the card it got, moved to another model, refused without room."""
+    """A missing charge is obtained, lowered to the card the pod gets, moved to another model, or refused when full."""
     first, second, third = (pack_uid(str(uuid.uuid4())) for _ in range(3))
     assert not binder.bind(first, Charge("A100-SXM4-80GB", 60, 81920)).reasons
     assert not binder.bind(first, Charge("A100-SXM4-40GB", 60, 40960)).reasons
@@ -67,6 +67,6 @@ def test_a_pod_is_bound_with_its_charge_or_not_at_all(binder: Binder) -> None:
     assert not binder.bind(third, Charge("A100", 10, 0)).reasons
     ledger = binder.ledger()
     assert {pod: ledger.entry(pod) for pod in ledger.pods()} == {
-        pod: (held, None) for pod, held in binder.bound.items()
+        pod: (charge, None) for pod, charge in binder.bound.items()
     }
     assert ledger.usage.taken["team/q", "A100", CORES] == 70

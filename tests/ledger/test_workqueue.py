@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The work queue: order, one worker per key, and requeueing."""
 
 import threading
 
@@ -15,48 +15,47 @@ class Clock:
 
 
 def test_keys_come_in_the_order_in_which_they_are_due() -> None:
-    """And sooner wishes count."""
+    """A key that is added again counts once, at the earliest of its times."""
     clock = Clock()
-    turns = WorkQueue(clock)
-    turns.want("late", 5)
-    turns.want("soon", 2)
-    turns.want("late", 1)
-    turns.want("late", 9)
+    queue = WorkQueue(clock)
+    queue.add_after("late", 5)
+    queue.add_after("soon", 2)
+    queue.add_after("late", 1)
+    queue.add_after("late", 9)
     clock.now = 10
-    assert [turns.next(), turns.next()] == ["late", "soon"]
-    assert turns.waiting() == 2
+    assert [queue.get(), queue.get()] == ["late", "soon"]
+    assert queue.pending() == 2
 
 
-def test_a_key_is_served_by_one_at_a_time_and_again_if_it_was_wanted_meanwhile() -> None:
-    """Nothing that happened during a turn is forgotten."""
-    turns = WorkQueue()
-    turns.want("a")
-    assert turns.next() == "a"
-    turns.want("a")
-    turns.want("b")
-    assert turns.next() == "b"
-    turns.done("b")
-    turns.done("a")
-    assert turns.next() == "a"
-    turns.done("a")
-    assert turns.waiting() == 0
+def test_a_key_has_one_worker_at_a_time_and_is_requeued_if_added_while_processed() -> None:
+    """No change that happens during processing is lost."""
+    queue = WorkQueue()
+    queue.add("a")
+    assert queue.get() == "a"
+    queue.add("a")
+    queue.add("b")
+    assert queue.get() == "b"
+    queue.done("b")
+    queue.done("a")
+    assert queue.get() == "a"
+    queue.done("a")
+    assert queue.pending() == 0
 
 
-def test_who_waits_is_woken() -> None:
-    """By a wish, by time, or by the end."""
-    turns, taken = WorkQueue(), list[str | None]()
+def test_a_blocked_worker_wakes_for_a_key_a_due_time_and_shutdown() -> None:
+    queue, taken = WorkQueue(), list[str | None]()
 
     def work() -> None:
-        while (key := turns.next()) is not None:
+        while (key := queue.get()) is not None:
             taken.append(key)
-            turns.done(key)
+            queue.done(key)
         taken.append(None)
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    turns.want("now")
-    turns.want("a little later", turns._clock() + 0.05)
-    eventually(lambda: taken == ["now", "a little later"], "both turns")
-    turns.stop()
-    eventually(lambda: taken[-1] is None, "the end")
+    queue.add("now")
+    queue.add_after("a little later", 0.05)
+    eventually(lambda: taken == ["now", "a little later"], "both keys")
+    queue.shut_down()
+    eventually(lambda: taken[-1] is None, "the shutdown")
     worker.join(5)

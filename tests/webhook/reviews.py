@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonpatch
 
-from ledger.committing import InMemoryLedgers
+from ledger.in_memory_ledgers import InMemoryLedgers
 from tests.waiting import eventually
 from vcuda.catalogue import CardModel
 from vcuda.names import Names

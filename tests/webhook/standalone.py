@@ -19,7 +19,7 @@ def main() -> None:
     def build() -> object:
         from cluster.in_memory import InMemoryCluster  # noqa: PLC0415 - in the process that serves
         from cluster.objects import PODS  # noqa: PLC0415
-        from ledger.committing import InMemoryLedgers  # noqa: PLC0415
+        from ledger.in_memory_ledgers import InMemoryLedgers  # noqa: PLC0415
         from webhook.service import Service  # noqa: PLC0415
 
         cluster = InMemoryCluster()

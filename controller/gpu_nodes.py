@@ -1,0 +1,62 @@
+"""The GPUs of a node, reduced to what accounting needs: a cluster's Node objects are large, and all are cached."""
+
+from cluster.objects import Metadata, Node, Object
+from vcuda.catalogue import CardModel
+from vcuda.gpu_model import is_model, parse_model
+from vcuda.inventory import Gpu, decode_inventory
+from vcuda.names import (
+    ANCESTOR_MODEL_LABELS,
+    ANCESTOR_POOL_LABELS,
+    MIXED_MODELS,
+    NVIDIA_MEMORY_LABEL,
+    NVIDIA_PRODUCT_LABEL,
+)
+from vcuda.scheme import Scheme
+
+READY, UNKNOWN = "Ready", "Unknown"
+
+
+class GpuNode(Object, frozen=True, kw_only=True):
+    """A node's GPUs from its inventory annotation, and `model` and `memory_mib` from labels for nodes without one.
+
+    `lost` means that the node controller has no heartbeat from the kubelet: what runs there is unknown.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    model: str = ""
+    memory_mib: int = 0
+    pool: str = ""
+    lost: bool = False
+
+    def cards(self) -> set[CardModel]:
+        """Return the distinct models of this node's GPUs; the inventory takes precedence over labels."""
+        models = {CardModel(gpu.model, gpu.memory_mib, self.pool) for gpu in self.gpus}
+        return models or ({CardModel(self.model, self.memory_mib, self.pool)} if self.model else set())
+
+
+def gpu_node_of(node: Node, scheme: Scheme) -> GpuNode:
+    """Reduce a node. An invalid inventory counts as none, and a GPU whose model is no model name is left out."""
+    labels, annotations = node.metadata.labels, node.metadata.annotations
+    try:
+        gpus = tuple(gpu for gpu in decode_inventory(annotations[scheme.names.inventory]) if is_model(gpu.model))
+    except (KeyError, ValueError):
+        gpus = ()
+    ready = [condition.status for condition in node.status.conditions if condition.type == READY]
+    return GpuNode(
+        metadata=Metadata(
+            name=node.metadata.name, uid=node.metadata.uid, resource_version=node.metadata.resource_version
+        ),
+        gpus=gpus,
+        model=model_in_labels(labels, scheme),
+        memory_mib=int(labels[NVIDIA_MEMORY_LABEL]) if labels.get(NVIDIA_MEMORY_LABEL, "").isdecimal() else 0,
+        pool=next((labels[key] for key in (scheme.names.pool_label, *ANCESTOR_POOL_LABELS) if key in labels), ""),
+        lost=UNKNOWN in ready,
+    )
+
+
+def model_in_labels(labels: dict[str, str], scheme: Scheme) -> str:
+    """Return the model of a node's GPUs; empty if no label names one, or if they are mixed."""
+    for key in (scheme.names.model_label, NVIDIA_PRODUCT_LABEL, *ANCESTOR_MODEL_LABELS):
+        if labels.get(key, MIXED_MODELS) != MIXED_MODELS and is_model(labels[key]):
+            return parse_model(labels[key]).name
+    return ""
