@@ -55,6 +55,9 @@ class ShortPathConnection(ASGIProtocol):
             self._is_receiving = True
             self._timeout_started, self._timeout_s = self.worker.loop.time(), self._service.settings.body_timeout_s
         if self._is_on_gunicorn_path:
+            # Data that arrives before the reply is pipelined and may be only the first part of a request. Its rest
+            # has to go to the same parser.
+            self._returns_to_short_path = False
             super().data_received(data)
             return
         # A client may pipeline its next request while the reply is pending; no more than one is buffered.
