@@ -70,7 +70,7 @@ def reference() -> Path:
 
 def wrk(url: str, body: Path, seconds: float) -> Figures:
     """Call a server as fast as it answers, over kept connections."""
-    folder = debian.programs(("wrk", "libluajit-5.1-2", "libluajit-5.1-common"), "-bench")
+    folder = debian.unpack_packages(("wrk", "libluajit-5.1-2", "libluajit-5.1-common"), "-bench")
     libraries = ":".join(map(str, folder.glob("usr/lib/*-linux-gnu*")))
     script = body.with_suffix(".lua")
     script.write_text(
