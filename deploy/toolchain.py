@@ -62,6 +62,7 @@ def build_kubernetes(version: str, commands: list[str], folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="quotient-build-") as scratch:
         module = Path(scratch)
         (module / "go.mod").write_text(kubernetes_module_file(go, version))
+        # One by one, so that an interrupted build keeps the commands that are complete.
         for name in commands:
             compile_command(go, module, version, name)
             move_into_place(module / name, folder / name)

@@ -109,6 +109,7 @@ class Responder:
         try:
             request = decode_request(content_type, body)
             within_s = self.budget_s(query)
+            # Nothing is counted or logged yet: `reply` starts again from the body.
             if self.needs_pod(route, request):
                 return Deferred.BLOCKING
             outcome = self.decide(route, request, None)
@@ -120,7 +121,8 @@ class Responder:
                 try:
                     final = combine(outcome, ledger_request, result)
                     on_reply(self.finish(route, request, final, started))
-                except Exception as error:  # the outermost frame of a request
+                # The outermost frame of a request: an error must not end the committer's thread, which others share.
+                except Exception as error:
                     on_reply(self.failure_reply(route, error))
 
             self._ledgers.submit(
@@ -172,6 +174,7 @@ class Responder:
 
     def failure_reply(self, route: str, error: Exception) -> HttpReply:
         """Reply that there is no decision, and count the cause. Details of internal errors go to the log only."""
+        # Not logged: the reply says what is malformed, and a client could fill the log.
         if isinstance(error, BadRequest):
             self._recorder.record_failure(route, "bad-request")
             return HttpReply(getattr(error, "status", 400), f"{error}\n".encode(errors="replace"), TEXT)
@@ -189,6 +192,7 @@ def combine(
 ) -> AdmissionOutcome:
     """Return the final outcome. If the ledger was needed for a warning only, its failure is ignored."""
     if isinstance(result, Exception):
+        # Workloads: their pods are charged when they are created, so nothing is lost but the warning.
         if ledger_request.is_optional and isinstance(result, Unavailable):
             return outcome
         raise result

@@ -92,6 +92,7 @@ class Service:
         self._log = structlog.get_logger()
 
     def start(self) -> None:
+        # The certificate is not waited for here: probes have to answer while there is none.
         self.quota_source.start()
         self.committer.start()
         self.owner_events.start()
@@ -125,6 +126,7 @@ class Service:
         self.metrics.quotas_invalid.set(self.quota_source.invalid)
 
     def record_decision(self, route: str, request: Request, outcome: AdmissionOutcome, took_s: float) -> None:
+        # For every decision, and often on the event loop: none of these may block. Events are queued for a thread.
         self.metrics.record_decision(route, request, outcome, took_s)
         self.decisions.record(route, request, outcome)
         if outcome.decision.reasons:
@@ -135,6 +137,7 @@ class Service:
 
     def list_decisions(self, authorization: str, namespace: str, limit: int) -> HttpReply:
         """Reply with the recent decisions, or with 401 or 403 if the Authorization header does not permit that."""
+        # One token review and one access review per request: `/decisions` is read by people, so nothing is cached.
         try:
             refused = authorization_failure(self._cluster.bounded(self.settings.answer_within_s), authorization, PATH)
         except Unavailable as error:
