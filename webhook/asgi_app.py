@@ -1,6 +1,7 @@
-"""The ASGI application that gunicorn serves: it takes a request in whole, and gives it to Flask.
+"""The ASGI application that gunicorn serves: it reads a request completely and passes it to Flask.
 
-Reading is bounded in size and time before any thread waits for it, so that a stalled client holds up only itself.
+Flask runs on a few threads. The body is read here, on the event loop and with limits on size and time, so that a slow
+client never occupies one of them.
 """
 
 import asyncio
@@ -16,57 +17,56 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+# They wait for the API server and the ledger most of the time.
 FLASK_THREADS = 8
 
 
-class ClientGone(Exception):  # noqa: N818
-    """The caller left before its request was whole."""
+class ClientDisconnected(Exception):  # noqa: N818 - not an error: nothing is left to be answered
+    """The client closed the connection before its request was complete."""
 
 
 class AsgiApp:
-    """Serves one application."""
-
     def __init__(self, app: Flask, *, max_body: int, body_timeout_s: float) -> None:
         self._flask = WSGIMiddleware(app.wsgi_app, workers=FLASK_THREADS)  # type: ignore[arg-type]
         self.max_body, self._body_timeout_s = max_body, body_timeout_s
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
         try:
             async with asyncio.timeout(self._body_timeout_s):
-                body = await self._read(headers, receive)
+                body = await self._read_body(headers, receive)
         except TimeoutError:
-            await write(send, HttpReply(408, b"the body did not arrive in time\n", TEXT), close=True)
+            message = f"request body not received within {self._body_timeout_s:g} s\n"
+            await send_reply(send, HttpReply(408, message.encode(), TEXT), close=True)
             return
-        except HttpError as wrong:
-            await write(send, HttpReply(wrong.status, f"{wrong}\n".encode(), TEXT), close=True)
+        except HttpError as error:
+            await send_reply(send, HttpReply(error.status, f"{error}\n".encode(), TEXT), close=True)
             return
-        except ClientGone:
+        except ClientDisconnected:
             return
         await self._flask(scope, replay(body), send)  # type: ignore[arg-type]
 
-    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """Read the body, no more than is allowed."""
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length")
+        # A chunked body has no known size; API servers always send a Content-Length.
         if length is None and b"transfer-encoding" in headers:
-            raise HttpError(411, "send the review with a Content-Length")
+            raise HttpError(411, "Transfer-Encoding is not supported: send a Content-Length")
         if length is not None and int(length) > self.max_body:
-            raise HttpError(413, f"a review of {int(length)} bytes; at most {self.max_body} are read")
+            raise HttpError(413, f"Content-Length: {int(length)} bytes; the maximum is {self.max_body} bytes")
         parts: list[bytes] = []
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                raise ClientGone
+                raise ClientDisconnected
             parts.append(message["body"])
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def replay(body: bytes) -> Receive:
-    """Give a body that has been read to one who wants to read it."""
+    """Return an ASGI receive function for a body that is already read."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -74,8 +74,8 @@ def replay(body: bytes) -> Receive:
     return receive
 
 
-async def write(send: Send, reply: HttpReply, *, close: bool = False) -> None:
-    """Send a reply; after a body that was not read to its end the connection cannot be used again."""
+async def send_reply(send: Send, reply: HttpReply, *, close: bool = False) -> None:
+    """Send a reply. After a body that was not read completely, `close` is required: its rest is no new request."""
     headers = [(b"content-type", reply.content_type.encode()), (b"content-length", str(len(reply.body)).encode())]
     if close:
         headers.append((b"connection", b"close"))

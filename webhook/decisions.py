@@ -1,7 +1,7 @@
-"""The last decisions, for those who want to know what happened and why: a bounded ring, shown to whoever may see it.
+"""The log of recent decisions, to find out later what was decided and why.
 
-`GET /decisions` on the webhook's own port, with a bearer token whose owner may `get` the path `/decisions` (RBAC on
-`nonResourceURLs`). `?namespace=` and `?limit=` narrow it down. The newest come first.
+`GET /decisions` on the webhook's HTTPS port lists them, newest first; `?namespace=` and `?limit=` filter. The caller
+needs a bearer token that RBAC allows to `get` the non-resource URL `/decisions`.
 """
 
 import threading
@@ -14,39 +14,39 @@ from msgspec.structs import replace
 from webhook.admission import AdmissionOutcome
 from webhook.review import NULL, Request
 
-REMEMBERED = 1000
+# Older ones are dropped. On a busy cluster this covers minutes; metrics and events last longer.
+MAX_DECISIONS = 1000
 PATH = "/decisions"
 
 
 class DecisionLog:
-    """A ring of decisions. What was only rewritten is not in it: the same pod is decided on a moment later."""
+    """Ring buffer of the last decisions. Thread-safe."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
-        # Guards the ring: the event loop writes, Flask's threads read.
+    def __init__(self, max_decisions: int = MAX_DECISIONS) -> None:
+        # Guards _ring: written by the event loop and the ledger committer, read by Flask's threads.
         self._lock = threading.Lock()
-        self._ring: deque[tuple[float, str, Request, AdmissionOutcome]] = deque(maxlen=remembered)
+        self._ring: deque[tuple[float, str, Request, AdmissionOutcome]] = deque(maxlen=max_decisions)
 
-    def note(self, route: str, request: Request, outcome: AdmissionOutcome) -> None:
-        """Remember a decision."""
+    def record(self, route: str, request: Request, outcome: AdmissionOutcome) -> None:
+        # A pod that was only mutated is validated a moment later, and would be listed twice.
         if route == "validate" or outcome.decision.reasons:
-            # Without the objects under review: they may be large, and hold what is nobody's business.
-            about = replace(request, object=NULL, old_object=NULL)
+            # Without the objects: they may be large, and their env may hold secrets.
+            summary = replace(request, object=NULL, old_object=NULL)
             with self._lock:
-                self._ring.append((time.time(), route, about, outcome))
+                self._ring.append((time.time(), route, summary, outcome))
 
-    def shown(self, namespace: str = "", limit: int = REMEMBERED) -> list[dict[str, Any]]:
-        """Give the decisions, the newest first."""
+    def recent(self, namespace: str = "", limit: int = MAX_DECISIONS) -> list[dict[str, Any]]:
+        """Return decisions as JSON objects, newest first; an empty namespace matches all."""
         with self._lock:
-            found = list(self._ring)
-        chosen = [each for each in reversed(found) if namespace in ("", each[2].namespace)]
-        return [described(*each) for each in chosen[:limit]]
+            entries = list(self._ring)
+        matching = [each for each in reversed(entries) if namespace in ("", each[2].namespace)]
+        return [describe_decision(*each) for each in matching[:limit]]
 
 
-def described(at: float, route: str, request: Request, outcome: AdmissionOutcome) -> dict[str, Any]:
-    """Write a decision for people and programs."""
+def describe_decision(decided_at: float, route: str, request: Request, outcome: AdmissionOutcome) -> dict[str, Any]:
     reasons = outcome.decision.reasons or outcome.audited.reasons
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(decided_at)),
         "route": route,
         "operation": request.operation,
         "kind": request.kind.kind,

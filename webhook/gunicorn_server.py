@@ -1,16 +1,17 @@
-"""Serving with gunicorn: one process, an event loop, TLS, and an end that no caller notices."""
+"""The webhook under gunicorn: the worker with its event loop, TLS and draining, the logger, and the application.
+
+There is one worker process: quotas, the ledger committer and the decision log live in its memory. Scaling out is done
+with replicas.
+"""
 
 import asyncio
 import gc
 import logging
 import os
 import ssl
-import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from gunicorn.app.base import BaseApplication
@@ -21,248 +22,83 @@ from gunicorn.workers.gasgi import ASGIWorker
 
 from settings.configuration import WebhookSettings
 from vcuda.decision import Unavailable
-from webhook.responding import Deferred, HttpReply
+from webhook.reply_pacing import MAX_IDLE_CONNECTIONS, ReplyPacer
 from webhook.service import Service
-from webhook.short_path import END, MAX_HEAD, PREFIXES, encode_reply, is_begun, read_head
+from webhook.short_path_connection import ShortPathConnection
 
 TICK_S = 0.25
-GARBAGE = (20_000, 20, 20)
-TICKS_PER_REFRESH = 4
-FROZEN_AFTER_S = 30
-LAST_WORD_S = 2.0
-# Far more than API servers open; beyond it somebody is only filling the memory.
-MAX_CONNECTIONS = 1000
-AFTER_DRAIN_S = 5
-# Below the 25 that an API server keeps; and no answer is held back for longer.
-MOST_IDLE = 24
-HELD_S = 0.25
-IN_MEMORY = Path("/dev/shm")  # noqa: S108 - for gunicorn's heartbeat, where the root file system is read-only
+TICKS_PER_CERTIFICATE_REFRESH = 4
+GC_THRESHOLDS = (20_000, 20, 20)
+# The arbiter kills a worker that has not sent a heartbeat for this long.
+HEARTBEAT_TIMEOUT_S = 30
+# After the listeners are closed: for handshakes in progress, and for first requests on connections just made.
+LAST_REQUESTS_S = 2.0
+CLOSE_CONNECTIONS_S = 5
+HEARTBEAT_FOLDER = Path("/dev/shm")  # noqa: S108 - a file system in memory: the root file system is read-only
 
 
-class ShortPathConnection(ASGIProtocol):
-    """One client. It has to say what it wants soon, and if configured so, who it is.
+class GunicornInternal(NamedTuple):
+    """A method of gunicorn with its signature, or an instance attribute, which has none."""
 
-    Between requests nothing is held. A plain admission request is held until it is whole, answered, and forgotten. Any
-    other goes to gunicorn, and with it the connection: only there is it known where the next request begins.
-    """
-
-    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - gunicorn's protocol has no types
-        """Take a client in."""
-        self._service: Service = self.worker.service
-        self._held: bytes | bytearray = b""
-        self._whole = 0  # how long the held request will be; 0 while that is not known
-        self._is_long_way = not self._service.settings.short_path
-        self._is_receiving = self._is_waiting = self._is_gone = False
-        self._comes_back = False
-        self._judged, self._is_last = None, False
-        # When the client's turn began, and how long it may take.
-        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
-        self.worker.connections.add(self)
-        self._service.metrics.connections += 1
-        super().connection_made(transport)
-        if len(self.worker.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
-        names = self._service.settings.client_names
-        if names and (caller := common_name(transport.get_extra_info("peercert"))) not in names:
-            self.worker.log.warning("caller %r is not among webhook.clientNames", caller)
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Take what a client sends, the short way or the long."""
-        if not self._is_receiving:
-            self._is_receiving = True
-            self._since, self._patience_s = self.worker.loop.time(), self._service.settings.body_timeout_s
-        if self._is_long_way:
-            super().data_received(data)
-            return
-        if self._is_waiting and len(self._held) + len(data) > MAX_HEAD + self._service.front.max_body:
-            self._close_transport()
-            return
-        if not self._held:
-            self._held = data
-        else:
-            if isinstance(self._held, bytes):
-                self._held = bytearray(self._held)
-            self._held += data
-        if not self._is_waiting:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Look whether what is held is a request."""
-        if len(self._held) >= self._whole and not self._take_short_way():
-            self._take_long_way(stay=True)
-
-    def _take_short_way(self) -> bool:
-        """Answer what is held if it is a plain request, or wait for the rest of it; False if it is not plain."""
-        held = self._held
-        if (end := held.find(END) + len(END)) < len(END):
-            return len(held) <= MAX_HEAD and (held.startswith(PREFIXES) or is_begun(bytes(held)))
-        head = read_head(bytes(held[:end]))
-        if head is None or head.length > self._service.front.max_body or len(held) > end + head.length:
-            return False
-        if len(held) < end + head.length:
-            self._whole = end + head.length
-            return True
-        reply = self._service.responder.reply_soon(
-            head.route, head.content_type, head.query, bytes(held[end:]), self._answer_later
-        )
-        if reply is Deferred.BLOCKING:
-            # It has to wait for the cluster. What is held is this one request, so the next one may be short again.
-            self._take_long_way(stay=False)
-            return True
-        self._held, self._whole = b"", 0
-        if isinstance(reply, Deferred):
-            self._is_waiting = True
-            self.worker.gate.waits()
-        else:
-            self._answer(reply)
-        return True
-
-    def _answer_later(self, reply: HttpReply) -> None:
-        """Answer from another thread."""
-        with suppress(RuntimeError):  # the loop has ended, and the client with it
-            self.worker.loop.call_soon_threadsafe(self.worker.gate.let_out, self, reply)
-
-    def answer_waiting(self, reply: HttpReply) -> None:
-        """Answer a client that had to wait, and look at what it sent meanwhile."""
-        self._is_waiting = False
-        if self._is_gone:
-            return
-        self._answer(reply)
-        if self._held:
-            self._go_on()
-
-    def _answer(self, reply: HttpReply) -> None:
-        is_last = self.worker.is_leaving
-        self.transport.write(encode_reply(reply, time.time(), close=is_last))
-        if is_last:
-            self._close_transport()
-        self._wait_for_next()
-
-    def _take_long_way(self, *, stay: bool) -> None:
-        """Give what is held to gunicorn, and all that follows; unless told to stay there, until it is answered."""
-        held, self._held, self._whole = bytes(self._held), b"", 0
-        self._is_long_way, self._comes_back = True, not stay
-        super().data_received(held)
-
-    def _arm_keepalive_timer(self) -> None:
-        """Wait for the next request, after gunicorn has answered one; the worker's sweep ends what waits too long."""
-        self._wait_for_next()
-        if self._comes_back:
-            self._is_long_way = self._comes_back = False
-
-    def _wait_for_next(self) -> None:
-        """Give the client all the time in which API servers keep a connection."""
-        self._is_receiving = False
-        self._since, self._patience_s = self.worker.loop.time(), self._service.settings.keep_alive_s
-
-    def end_if_overdue(self, now: float) -> None:
-        """Close the connection of a client that has been waited for long enough."""
-        if self.is_idle and now > self._since + self._patience_s:
-            self._close_transport()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self._current_request is None and not self._is_waiting
-
-    def _will_close(self, request: Any, response_requires_close: bool) -> bool:  # noqa: ANN401, FBT001 - gunicorn's
-        """Say whether an answer on the long way is the last one; once said, it stays so, whatever happens meanwhile."""
-        if self._judged is not request:
-            self._judged, self._is_last = request, self.worker.is_leaving
-        return self._is_last or bool(super()._will_close(request, response_requires_close))
-
-    def pause_writing(self) -> None:
-        """Read no more from a client that does not take its answers."""
-        super().pause_writing()
-        self._pause_reading()
-
-    def resume_writing(self) -> None:
-        """Read on."""
-        super().resume_writing()
-        self._resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Let a client go."""
-        self.worker.connections.discard(self)
-        self._is_gone = True
-        super().connection_lost(exc)
+    owner: type
+    name: str
+    signature: str | None = None
 
 
-class ReplyPacer:
-    """Lets answers out so that callers need not make new connections.
-
-    A batch of charges is answered all at once. An API server keeps 25 idle connections and closes what is beyond, to
-    open others a moment later, each with a handshake that costs more than the call. So answers are held back, for some
-    milliseconds at the most, while that many connections are idle; each new call lets the next answer out.
-    """
-
-    def __init__(self, worker: "WebhookWorker", most_idle: int) -> None:
-        self._worker, self._most_idle = worker, most_idle
-        self._held: deque[tuple[float, ShortPathConnection, HttpReply]] = deque()
-        self._waiting = 0
-
-    def waits(self) -> None:
-        """Count a client that waits for its answer."""
-        self._waiting += 1
-        self._release()
-
-    def let_out(self, connection: ShortPathConnection, reply: HttpReply) -> None:
-        """Answer a client now or soon."""
-        self._held.append((self._worker.loop.time() + HELD_S, connection, reply))
-        if len(self._held) == 1:
-            self._worker.loop.call_later(HELD_S, self._overdue)
-        self._release()
-
-    def _overdue(self) -> None:
-        self._release()
-        if self._held:
-            self._worker.loop.call_at(self._held[0][0], self._overdue)
-
-    def _release(self) -> None:
-        now = self._worker.loop.time()
-        while self._held:
-            due, connection, reply = self._held[0]
-            if due > now and len(self._worker.connections) - self._waiting >= self._most_idle:
-                return
-            self._held.popleft()
-            self._waiting -= 1
-            connection.answer_waiting(reply)
-
-
-def common_name(certificate: dict[str, Any] | None) -> str:
-    """Give the common name of a client's certificate, as Python's ssl shows it."""
-    for part in (certificate or {}).get("subject", ()):
-        for key, value in part:
-            if key == "commonName":
-                return str(value)
-    return ""
+# What is overridden, called or read here and in short_path_connection.py although gunicorn does not promise to keep it.
+# tests/webhook/test_gunicorn_internals.py fails when one changes or is no longer used; pyproject.toml caps the version.
+GUNICORN_INTERNALS = (
+    # Overridden, so gunicorn has to call them:
+    GunicornInternal(ASGIProtocol, "_arm_keepalive_timer", "(self)"),
+    GunicornInternal(ASGIProtocol, "_will_close", "(self, request, response_requires_close)"),
+    GunicornInternal(ASGIWorker, "_serve", "(self)"),
+    GunicornInternal(ASGIWorker, "load_wsgi", "(self)"),
+    GunicornInternal(ASGIWorker, "handle_exit_signal", "(self)"),
+    GunicornInternal(Logger, "setup", "(self, cfg)"),
+    # Called:
+    GunicornInternal(ASGIProtocol, "_close_transport", "(self)"),
+    GunicornInternal(ASGIProtocol, "_pause_reading", "(self)"),
+    GunicornInternal(ASGIProtocol, "_resume_reading", "(self)"),
+    GunicornInternal(ASGIWorker, "notify", "(self)"),
+    # Read or set:
+    GunicornInternal(ASGIProtocol, "_current_request"),
+    GunicornInternal(ASGIProtocol, "transport"),
+    GunicornInternal(ASGIProtocol, "worker"),
+    GunicornInternal(ASGIWorker, "_quick_shutdown"),
+    GunicornInternal(ASGIWorker, "alive"),
+    GunicornInternal(ASGIWorker, "asgi"),
+    GunicornInternal(ASGIWorker, "loop"),
+    GunicornInternal(ASGIWorker, "ppid"),
+    GunicornInternal(ASGIWorker, "servers"),
+    GunicornInternal(ASGIWorker, "sockets"),
+    GunicornInternal(Logger, "_access_log_enabled"),
+    GunicornInternal(Logger, "error_log"),
+)
 
 
 class WebhookWorker(ASGIWorker):
-    """gunicorn's asgi worker, with timeouts from the first byte on, followed certificates, and a drain."""
+    """gunicorn's asgi worker, with connection timeouts, certificates that are reloaded, and draining."""
 
     service: Service
+    pacer: ReplyPacer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self.connections: set[ShortPathConnection] = set()
-        self.gate = ReplyPacer(self, MOST_IDLE)
-        # Told to end, and still answering. gunicorn's own flag closes connections that an answer just promised to keep.
-        self.is_leaving = False
+        # SIGTERM was received; requests are still answered. gunicorn's own flag (`alive`) cannot be used: clearing it
+        # closes connections that the last reply promised to keep.
+        self.is_terminating = False
 
     def handle_exit_signal(self) -> None:
-        """Begin to end."""
-        self.is_leaving = True
+        self.is_terminating = True
 
     def load_wsgi(self) -> None:
-        """Put the webhook together, in this process and no other."""
+        """Build the webhook in the worker process: threads and connections do not survive the fork."""
         self.service = self.app.wsgi()
-        self.asgi = self.service.front
+        self.asgi = self.service.asgi_app
+        self.pacer = ReplyPacer(self.loop, self.connections, MAX_IDLE_CONNECTIONS)
 
     async def _serve(self) -> None:
-        """Serve until told to end, then drain."""
         self.service.start()
         await self._wait_for_certificate()
         for listener in self.sockets:
@@ -275,66 +111,71 @@ class WebhookWorker(ASGIWorker):
             )
             self.servers.append(server)
         self.log.info("serving on %s", ", ".join(map(str, self.sockets)))
-        # What was made until now stays: looking through it for garbage again and again would cost a tenth of all time.
+        # Modules and caches made so far are never garbage; scanning them again and again would take a tenth of the
+        # CPU time. A decision makes few cycles, so the thresholds can be high.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GARBAGE)
+        gc.set_threshold(*GC_THRESHOLDS)
         ticks = 0
-        while self.alive and not self.is_leaving and self.ppid == os.getppid():
+        while self.alive and not self.is_terminating and self.ppid == os.getppid():
             ticks += 1
             await self._tick()
-            if ticks % TICKS_PER_REFRESH == 0:
+            if ticks % TICKS_PER_CERTIFICATE_REFRESH == 0:
                 await asyncio.to_thread(self.service.refresh_certificate)
         await self._drain()
         self.service.stop()
 
     async def _tick(self) -> None:
-        """Say that this process runs, to gunicorn and to the probes, and let others run."""
+        """Send heartbeats to the arbiter and the liveness probe, and close connections that timed out.
+
+        One sweep over all connections costs less than a timer for every request of each of them.
+        """
         self.notify()
-        self.service.beat()
+        self.service.record_heartbeat()
         now = self.loop.time()
         for connection in list(self.connections):
-            connection.end_if_overdue(now)
+            connection.close_if_timed_out(now)
         await asyncio.sleep(TICK_S)
 
     async def _wait_for_certificate(self) -> None:
-        """Wait for a first pair: whoever makes it may start later than we."""
-        while self.alive and not self.is_leaving:
+        """Wait for the first key pair: the controller that issues it may start later than the webhook."""
+        while self.alive and not self.is_terminating:
             await asyncio.to_thread(self.service.refresh_certificate)
             if self.service.certificates.in_use is not None:
                 return
             await self._tick()
 
     async def _drain(self) -> None:
-        """End without a failed call.
+        """Stop without a failed request.
 
-        API servers hold on to open connections, and new ones arrive until the cluster has learned that we go. So we
-        go on answering, each answer closing its connection, and only then stop.
+        API servers keep connections open, and new ones arrive until every node has removed this endpoint from the
+        Service. So requests are answered for `drainS` more, each reply closing its connection, before the listeners
+        are closed.
         """
-        self.is_leaving = self.service.draining = True
+        self.is_terminating = self.service.is_draining = True
         settings = self.service.settings
         await self._wait(settings.drain_s, lambda: False)
         for server in self.servers:
             server.close()
-        # Somebody may have connected a moment ago, be in the handshake, which nobody counts, or be about to ask.
-        await self._wait(min(LAST_WORD_S, settings.drain_s), lambda: False)
+        # asyncio does not tell how many handshakes are in progress, so this waits for a fixed time.
+        await self._wait(min(LAST_REQUESTS_S, settings.drain_s), lambda: False)
         await self._wait(settings.answer_within_s, lambda: all(each.is_idle for each in self.connections))
         for connection in list(self.connections):
             connection.transport.close()
-        await self._wait(AFTER_DRAIN_S, lambda: not self.connections)
+        await self._wait(CLOSE_CONNECTIONS_S, lambda: not self.connections)
 
-    async def _wait(self, most_s: float, is_over: Callable[[], bool]) -> None:
-        """Wait for something, unless told to end at once."""
-        until = self.loop.time() + most_s
-        while self.loop.time() < until and not is_over() and not self._quick_shutdown:
+    async def _wait(self, timeout_s: float, is_done: Callable[[], bool]) -> None:
+        """Wait for a condition; returns at once after SIGINT or SIGQUIT."""
+        deadline = self.loop.time() + timeout_s
+        while self.loop.time() < deadline and not is_done() and not self._quick_shutdown:
             await self._tick()
 
 
 class GunicornLogger(Logger):
-    """gunicorn's own words, in the log of the process."""
+    """Passes gunicorn's messages to the process's own log."""
 
     def setup(self, cfg: Any) -> None:  # noqa: ANN401
-        """Leave level, form and target to the log that is set up already."""
+        # Does not call super, which would add handlers of its own. Level and format are those of the root logger.
         self.cfg = cfg
         self._access_log_enabled = False
         self.error_log.propagate = True
@@ -342,23 +183,24 @@ class GunicornLogger(Logger):
 
 
 class GunicornApplication(BaseApplication):
-    """The webhook as gunicorn runs it."""
+    """Configures gunicorn from the webhook's settings; `build` makes the webhook in the worker process."""
 
     def __init__(self, settings: WebhookSettings, build: Callable[[], Service]) -> None:
         self._settings, self._build = settings, build
         super().__init__()
 
     def load_config(self) -> None:
-        """Set gunicorn up."""
         settings = self._settings
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
+        drain_s = settings.drain_s + LAST_REQUESTS_S + settings.answer_within_s + CLOSE_CONNECTIONS_S
         for name, value in {
             "bind": f"{host}:{settings.port}",
             "workers": 1,
             "worker_class": WebhookWorker,
-            "worker_tmp_dir": str(IN_MEMORY) if IN_MEMORY.is_dir() else None,
-            "timeout": FROZEN_AFTER_S,
-            "graceful_timeout": int(settings.drain_s + LAST_WORD_S + settings.answer_within_s + 2 * AFTER_DRAIN_S),
+            "worker_tmp_dir": str(HEARTBEAT_FOLDER) if HEARTBEAT_FOLDER.is_dir() else None,
+            "timeout": HEARTBEAT_TIMEOUT_S,
+            # The arbiter kills the worker after this, so it must be longer than draining takes.
+            "graceful_timeout": int(drain_s + CLOSE_CONNECTIONS_S),
             "keepalive": max(1, int(settings.keep_alive_s)),
             "control_socket_disable": True,
             "logger_class": GunicornLogger,
@@ -366,9 +208,9 @@ class GunicornApplication(BaseApplication):
             self.cfg.set(name, value)
 
     def load(self) -> Service:
-        """Build the webhook; called in the process that serves."""
         try:
             return self._build()
-        except (Unavailable, OSError, ssl.SSLError) as wrong:
-            structlog.get_logger().error("cannot_start", cause=str(wrong))
+        except (Unavailable, OSError, ssl.SSLError) as error:
+            structlog.get_logger().error("webhook_start_failed", error=str(error))
+            # Halts gunicorn. After an ordinary exit code it would start the worker again at once, without end.
             raise SystemExit(Arbiter.APP_LOAD_ERROR) from None

@@ -1,7 +1,7 @@
-"""From the bytes of an admission request to the bytes of its response, for both HTTP paths.
+"""From the body of an admission request to the HTTP reply, for both the short path and Flask.
 
-A decision is status 200, allowed or refused. A malformed call is 4xx. What cannot be decided now is 5xx, and the
-failurePolicy of the webhook configuration applies; an error never becomes a decision.
+A decision, allowed or denied, has status 200. A malformed request gets 4xx. If no decision is possible now, the reply
+is 5xx and the failurePolicy of the webhook configuration applies; an error never becomes a decision.
 """
 
 import re
@@ -24,13 +24,15 @@ from webhook.validating import PodToBind
 MUTATE, VALIDATE = "mutate", "validate"
 ROUTES = {f"/{MUTATE}": MUTATE, f"/{VALIDATE}": VALIDATE}
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
-# Time kept back from the caller's deadline for the way back.
+# Subtracted from the caller's deadline: the reply has to be encoded, encrypted and sent within it.
 MARGIN_S = 0.2
+# Go's time.Duration as text, as in 1m30s or 1.5s.
 DURATION = re.compile(r"(?:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(h|ms|m|s|us|µs|ns))+", re.ASCII)
-PART = re.compile(r"([0-9.]+)(h|ms|m|s|us|µs|ns)", re.ASCII)
-SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-MAX_DURATION_TEXT = 40
+DURATION_PART = re.compile(r"([0-9.]+)(h|ms|m|s|us|µs|ns)", re.ASCII)
+UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+MAX_DURATION_CHARACTERS = 40
 
+# Namespace, name and timeout in seconds to the pod; None if it does not exist.
 FindPod = Callable[[str, str, float], PodToBind | None]
 
 
@@ -41,14 +43,18 @@ class HttpReply(Struct, frozen=True):
 
 
 class Deferred(Enum):
-    """Why `reply_soon` returned no reply: it comes through the callback, or the call has to wait for the API server."""
+    """Why `reply_soon` returned no reply.
+
+    CALLBACK: the reply will be passed to the callback. BLOCKING: the request has to be passed to `reply`, on a thread
+    that may wait for the API server.
+    """
 
     CALLBACK = "callback"
     BLOCKING = "blocking"
 
 
 class HttpError(BadRequest):
-    """A malformed call that has a status code of its own."""
+    """A malformed request with a more specific status than 400."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -56,15 +62,15 @@ class HttpError(BadRequest):
 
 
 class DecisionRecorder(Protocol):
-    """Where decisions and failures are counted and logged."""
+    """Counts and logs decisions and failures. Called on any thread."""
 
-    def decided(self, route: str, request: Request, outcome: AdmissionOutcome, took_s: float) -> None: ...
+    def record_decision(self, route: str, request: Request, outcome: AdmissionOutcome, took_s: float) -> None: ...
 
-    def failed(self, route: str, cause: str) -> None: ...
+    def record_failure(self, route: str, cause: str) -> None: ...
 
 
 class Responder:
-    """Answers calls to the two admission routes."""
+    """Answers requests to the two admission routes. Thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +85,7 @@ class Responder:
         self._log = structlog.get_logger()
 
     def reply(self, route: str, content_type: str, query: str, body: bytes) -> HttpReply:
-        """Answer a call. Blocks while the ledger is written, or a pod is read from the API server."""
+        """Answer a request. Blocks while the ledger is written or a pod is read from the API server."""
         started = time.perf_counter()
         try:
             request = decode_request(content_type, body)
@@ -90,20 +96,20 @@ class Responder:
                 outcome = self.charge(outcome, outcome.ledger_request, within_s)
             return self.finish(route, request, outcome, started)
         except Exception as error:  # the outermost frame of a request
-            return self.failed(route, error)
+            return self.failure_reply(route, error)
 
     def reply_soon(
         self, route: str, content_type: str, query: str, body: bytes, on_reply: Callable[[HttpReply], None]
     ) -> HttpReply | Deferred:
-        """Answer a call without blocking the event loop.
+        """Answer a request without blocking the event loop.
 
-        A call that needs the ledger is answered later, by `on_reply` on another thread. One that needs the API server
-        has to be passed to `reply` on a thread that may block.
+        A request that needs the ledger is answered later: `on_reply` is called once, on another thread.
         """
         started = time.perf_counter()
         try:
             request = decode_request(content_type, body)
             within_s = self.budget_s(query)
+            # Nothing is counted or logged yet: `reply` starts again from the body.
             if self.needs_pod(route, request):
                 return Deferred.BLOCKING
             outcome = self.decide(route, request, None)
@@ -115,8 +121,9 @@ class Responder:
                 try:
                     final = combine(outcome, ledger_request, result)
                     on_reply(self.finish(route, request, final, started))
-                except Exception as error:  # the outermost frame of a request
-                    on_reply(self.failed(route, error))
+                # The outermost frame of a request: an error must not end the committer's thread, which others share.
+                except Exception as error:
+                    on_reply(self.failure_reply(route, error))
 
             self._ledgers.submit(
                 ledger_request.namespace,
@@ -126,11 +133,11 @@ class Responder:
                 read_only=ledger_request.is_read_only,
             )
         except Exception as error:  # the outermost frame of a request
-            return self.failed(route, error)
+            return self.failure_reply(route, error)
         return Deferred.CALLBACK
 
     def charge(self, outcome: AdmissionOutcome, ledger_request: LedgerRequest, within_s: float) -> AdmissionOutcome:
-        """Apply a ledger request, and wait for the result."""
+        """Apply a ledger request and wait for the result."""
         try:
             result: ChargeResult | Exception = self._ledgers.apply(
                 ledger_request.namespace,
@@ -143,18 +150,18 @@ class Responder:
         return combine(outcome, ledger_request, result)
 
     def budget_s(self, query: str) -> float:
-        """Return how long an answer may take: the API server sends its own deadline as `?timeout=`."""
+        """Return how long a decision may take. The API server sends its own deadline as `?timeout=`."""
         timeout_s = timeout_in(query)
         return min(timeout_s - MARGIN_S if timeout_s is not None else self._answer_within_s, self._answer_within_s)
 
     def needs_pod(self, route: str, request: Request) -> bool:
-        """Whether a pod has to be read from the API server first: for Bindings only."""
+        """Whether a pod has to be read from the API server first: a Binding does not tell whether it has GPUs."""
         return route == VALIDATE and self.admission.binding_pod(request) is not None
 
     def read_pod_to_bind(self, request: Request, within_s: float) -> PodToBind | None:
         pod = self.admission.binding_pod(request)
         if within_s <= 0:
-            raise Unavailable("no time is left to read the pod of this Binding")
+            raise Unavailable("the request's timeout leaves no time to read the pod of this Binding")
         return self._find_pod(*pod, within_s) if pod else None
 
     def decide(self, route: str, request: Request, pod_to_bind: PodToBind | None) -> AdmissionOutcome:
@@ -162,19 +169,20 @@ class Responder:
 
     def finish(self, route: str, request: Request, outcome: AdmissionOutcome, started: float) -> HttpReply:
         body = encode_outcome(request, outcome)
-        self._recorder.decided(route, request, outcome, time.perf_counter() - started)
+        self._recorder.record_decision(route, request, outcome, time.perf_counter() - started)
         return HttpReply(200, body)
 
-    def failed(self, route: str, error: Exception) -> HttpReply:
-        """Reply that there is no decision, and count whose fault it is."""
+    def failure_reply(self, route: str, error: Exception) -> HttpReply:
+        """Reply that there is no decision, and count the cause. Details of internal errors go to the log only."""
+        # Not logged: the reply says what is malformed, and a client could fill the log.
         if isinstance(error, BadRequest):
-            self._recorder.failed(route, "bad-request")
+            self._recorder.record_failure(route, "bad-request")
             return HttpReply(getattr(error, "status", 400), f"{error}\n".encode(errors="replace"), TEXT)
         if isinstance(error, Unavailable):
-            self._recorder.failed(route, "unavailable")
+            self._recorder.record_failure(route, "unavailable")
             self._log.warning("decision_unavailable", route=route, error=str(error))
             return HttpReply(503, f"cannot decide now: {error}\n".encode(errors="replace"), TEXT)
-        self._recorder.failed(route, "fault")
+        self._recorder.record_failure(route, "fault")
         self._log.error("decision_failed", route=route, exc_info=error)
         return HttpReply(500, b"cannot decide: internal error, see the webhook's log\n", TEXT)
 
@@ -182,8 +190,9 @@ class Responder:
 def combine(
     outcome: AdmissionOutcome, ledger_request: LedgerRequest, result: ChargeResult | Exception
 ) -> AdmissionOutcome:
-    """Return the final outcome. Where only a warning was wanted, an unavailable ledger changes nothing."""
+    """Return the final outcome. If the ledger was needed for a warning only, its failure is ignored."""
     if isinstance(result, Exception):
+        # Workloads: their pods are charged when they are created, so nothing is lost but the warning.
         if ledger_request.is_optional and isinstance(result, Unavailable):
             return outcome
         raise result
@@ -196,13 +205,13 @@ def decode_request(content_type: str, body: bytes) -> Request:
     return decode_review(body)
 
 
-@lru_cache(maxsize=128)  # an API server sends the same timeout with every call
+@lru_cache(maxsize=128)  # an API server sends the same timeout with every request
 def timeout_in(query: str) -> float | None:
     """Return the deadline in a query string, in Go's duration format; raises BadRequest if it is malformed."""
     for part in query.split("&"):
         if part.startswith("timeout="):
             text = part[len("timeout=") :].replace("%C2%B5", "µ")
-            if len(text) > MAX_DURATION_TEXT or not DURATION.fullmatch(text):
-                raise BadRequest(f"timeout={text[:MAX_DURATION_TEXT]!r} is not a duration: write it as 10s")
-            return sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))
+            if len(text) > MAX_DURATION_CHARACTERS or not DURATION.fullmatch(text):
+                raise BadRequest(f"timeout={text[:MAX_DURATION_CHARACTERS]}: not a duration; write it as in 10s")
+            return sum(float(number) * UNIT_S[unit] for number, unit in DURATION_PART.findall(text))
     return None

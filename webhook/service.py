@@ -1,4 +1,4 @@
-"""All that one webhook process is made of, put together from the configuration."""
+"""The webhook process: its parts, built from the configuration, and the answers to its probes."""
 
 import time
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from certs.key_pairs import format_time
 from cluster.authorization import authorization_failure
 from cluster.errors import NotFound
 from cluster.events import EventRecorder
@@ -28,16 +29,15 @@ from webhook.owner_events import OwnerEventRecorder
 from webhook.quota_sources import ClusterQuotaSource
 from webhook.responding import TEXT, HttpReply, Responder
 from webhook.review import Request
-from webhook.serving_certificate import ServingCertificate
+from webhook.serving_certificate import CertificateLoaded, CertificateRejected, ServingCertificate
 from webhook.validating import PodToBind
 
 MIB = 2**20
-# The event loop says every second that it runs; without a word for so long it is stuck.
-STUCK_S = 10.0
+# The event loop records a heartbeat four times a second; without one for this long it hangs.
+HEARTBEAT_TIMEOUT_S = 10.0
 
 
 def admission_config_of(configuration: Configuration) -> AdmissionConfig:
-    """Take from the configuration what pods are held to."""
     webhook = configuration.webhook
     return AdmissionConfig(
         scheme=build_scheme(names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies),
@@ -50,9 +50,9 @@ def admission_config_of(configuration: Configuration) -> AdmissionConfig:
 
 
 class Service:
-    """The parts of a running webhook, and how it is with them."""
+    """The parts of a webhook process. `ledgers` replaces the committer in tests."""
 
-    def __init__(self, configuration: Configuration, cluster: Cluster, charging: LedgerWriter | None = None) -> None:
+    def __init__(self, configuration: Configuration, cluster: Cluster, ledgers: LedgerWriter | None = None) -> None:
         self.settings = settings = configuration.webhook
         self.config = admission_config_of(configuration)
         self.quota_source = ClusterQuotaSource(
@@ -66,12 +66,12 @@ class Service:
         self.responder = Responder(
             Admission(self.config, self.quota_source),
             self.find_pod,
-            charging or self.committer,
+            ledgers or self.committer,
             self,
             settings.answer_within_s,
         )
-        self.front = AsgiApp(
-            create_app(self.responder, settings.max_body_mib * MIB, self.show_decisions),
+        self.asgi_app = AsgiApp(
+            create_app(self.responder, settings.max_body_mib * MIB, self.list_decisions),
             max_body=settings.max_body_mib * MIB,
             body_timeout_s=settings.body_timeout_s,
         )
@@ -80,81 +80,97 @@ class Service:
             configuration.served_names()[0],
             Path(settings.client_ca) if settings.client_ca else None,
         )
-        self.ops = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
-        self.draining = False
-        self._beat = time.monotonic()
+        self.probes = Probes(
+            settings.address,
+            settings.ops_port,
+            self.metrics.registry,
+            self.liveness_problems,
+            self.readiness_problems,
+        )
+        self.is_draining = False
+        self._last_heartbeat = time.monotonic()
         self._log = structlog.get_logger()
 
     def start(self) -> None:
-        """Begin to follow the cluster and to answer probes."""
+        # The certificate is not waited for here: probes have to answer while there is none.
         self.quota_source.start()
         self.committer.start()
         self.owner_events.start()
-        self.ops.start()
+        self.probes.start()
 
     def stop(self) -> None:
-        """End the threads."""
+        # Probes last: until everything else has stopped, they report why the process is not ready.
         self.owner_events.stop()
         self.committer.stop()
         self.quota_source.stop()
-        self.ops.stop()
+        self.probes.stop()
 
-    def beat(self) -> None:
-        """Say that the event loop runs."""
-        self._beat = time.monotonic()
+    def record_heartbeat(self) -> None:
+        """Tell the liveness probe that the event loop runs."""
+        self._last_heartbeat = time.monotonic()
 
     def refresh_certificate(self) -> None:
-        """Look whether the certificate changed."""
-        told = self.certificates.refresh()
-        if told:
-            (self._log.info if self.certificates.is_good else self._log.error)("certificate", told=told)
+        """Reload the certificate if it changed, and update the gauges. Reads files, so it runs on a thread."""
+        change = self.certificates.refresh()
+        if isinstance(change, CertificateLoaded):
+            # A pair that callers reject is loaded only when there is no better one.
+            log = self._log.error if change.problem else self._log.info
+            names, not_after = list(change.pair.names), format_time(change.pair.not_after)
+            log("certificate_loaded", names=names, not_after=not_after, problem=change.problem)
+        elif isinstance(change, CertificateRejected):
+            log = self._log.warning if self.certificates.is_valid else self._log.error
+            log("certificate_rejected", error=change.error)
         in_use = self.certificates.in_use
-        self.metrics.certificate_until.set(in_use.not_after.timestamp() if in_use else 0)
-        self.metrics.certificate_failures.set(self.certificates.failures)
+        self.metrics.certificate_not_after.set(in_use.not_after.timestamp() if in_use else 0)
+        self.metrics.certificates_rejected.set(self.certificates.rejected_count)
         self.metrics.quotas_invalid.set(self.quota_source.invalid)
 
-    def decided(self, route: str, request: Request, outcome: AdmissionOutcome, took_s: float) -> None:
-        """Count a decision, remember it, and tell whom it concerns."""
-        self.metrics.decided(route, request, outcome, took_s)
-        self.decisions.note(route, request, outcome)
+    def record_decision(self, route: str, request: Request, outcome: AdmissionOutcome, took_s: float) -> None:
+        # For every decision, and often on the event loop: none of these may block. Events are queued for a thread.
+        self.metrics.record_decision(route, request, outcome, took_s)
+        self.decisions.record(route, request, outcome)
         if outcome.decision.reasons:
             self.owner_events.note(request, outcome)
 
-    def failed(self, route: str, cause: str) -> None:
-        """Count a call without decision."""
-        self.metrics.failed(route, cause)
+    def record_failure(self, route: str, cause: str) -> None:
+        self.metrics.record_failure(route, cause)
 
-    def show_decisions(self, authorization: str, namespace: str, limit: int) -> HttpReply:
-        """Show the last decisions to whoever may see them."""
+    def list_decisions(self, authorization: str, namespace: str, limit: int) -> HttpReply:
+        """Reply with the recent decisions, or with 401 or 403 if the Authorization header does not permit that."""
+        # One token review and one access review per request: `/decisions` is read by people, so nothing is cached.
         try:
             refused = authorization_failure(self._cluster.bounded(self.settings.answer_within_s), authorization, PATH)
-        except Unavailable as away:
-            return HttpReply(503, f"{away}\n".encode(), TEXT)
+        except Unavailable as error:
+            return HttpReply(503, f"{error}\n".encode(), TEXT)
         if refused is not None:
             return HttpReply(refused[0], f"{refused[1]}\n".encode(), TEXT)
-        return HttpReply(200, msgspec.json.encode({"decisions": self.decisions.shown(namespace, max(0, limit))}))
+        return HttpReply(200, msgspec.json.encode({"decisions": self.decisions.recent(namespace, max(0, limit))}))
 
     def find_pod(self, namespace: str, name: str, within_s: float) -> PodToBind | None:
-        """Look a pod up; None if there is none."""
+        """Read a pod from the API server; None if it does not exist."""
         try:
-            found = self._cluster.bounded(within_s).get(PODS, name, namespace)
+            pod = self._cluster.bounded(within_s).get(PODS, name, namespace)
         except NotFound:
             return None
-        return PodToBind(found.metadata.uid, found.metadata.annotations, found.spec)
+        return PodToBind(pod.metadata.uid, pod.metadata.annotations, pod.spec)
 
-    def not_live(self) -> list[str]:
-        """Say why the process should be started anew; the cluster's state is no reason."""
-        silent = time.monotonic() - self._beat
-        amiss = [f"the event loop has not run for {silent:.0f} s"] if silent > STUCK_S else []
-        return amiss if self.committer.alive else [*amiss, "a thread has ended that charges pods"]
+    def liveness_problems(self) -> list[str]:
+        """Return why the process has to be restarted; an unreachable API server is never a reason."""
+        problems = []
+        silent_s = time.monotonic() - self._last_heartbeat
+        if silent_s > HEARTBEAT_TIMEOUT_S:
+            problems.append(f"event loop: no heartbeat for {silent_s:.0f} s")
+        if not self.committer.alive:
+            problems.append("ledger committer: a thread has died")
+        return problems
 
-    def not_ready(self) -> list[str]:
-        """Say why no call should come here."""
-        amiss = []
-        if self.draining:
-            amiss.append("draining: this process is about to end")
-        if not self.certificates.is_good:
-            amiss.append(f"no valid certificate for this server in {self.settings.certificates}")
+    def readiness_problems(self) -> list[str]:
+        """Return why the API server should send its requests to other replicas."""
+        problems = []
+        if self.is_draining:
+            problems.append("draining: the process is terminating")
+        if not self.certificates.is_valid:
+            problems.append(f"serving certificate: no valid certificate in {self.settings.certificates}")
         if not self.quota_source.synced:
-            amiss.append("quotas are not yet known")
-        return amiss
+            problems.append("quotas: not yet listed from the API server")
+        return problems

@@ -1,34 +1,36 @@
-"""The short path: a whole admission request, answered where it arrives.
+"""The short path's part of HTTP: parsing the head of a plain admission request, and encoding replies.
 
-gunicorn's HTTP and Flask's are general, and cost three times what a decision costs. Nearly every request here is the
-same few lines from an API server, with a Content-Length and a body. Those are taken apart here; whatever differs in any
-way goes the long way, byte for byte, and gets the same answer from the same functions.
+gunicorn's HTTP parser and Flask cost three times what an admission decision costs. Nearly every request here is the
+same few header lines from an API server, a Content-Length and a body; only those are parsed here. Any other request is
+passed to gunicorn unchanged, byte for byte, and is answered by the same `Responder`.
 """
 
 import re
 from email.utils import formatdate
 from functools import lru_cache
+from http import HTTPStatus
 
 from msgspec import Struct
 
 from webhook.responding import ROUTES, HttpReply
 
-# A request line and plain header lines: no folding, no control characters, nothing that could be read in two ways.
+# Deliberately narrow: no folded lines, no control characters, no space before the colon. A head that two parsers could
+# read differently is the way into request smuggling, so it is left to gunicorn.
 HEAD = re.compile(
     rb"POST (?P<path>/[a-z]+)(?:\?(?P<query>[!-~]*))? HTTP/1\.1\r\n(?P<headers>(?:[A-Za-z-]+: ?[\t -~]*\r\n)*)\r\n"
 )
 FIELD = re.compile(rb"(?P<name>[A-Za-z-]+): ?(?P<value>[\t -~]*)\r\n")
-LENGTH = re.compile(rb"[0-9]{1,9}")
-END = b"\r\n\r\n"
-MAX_HEAD = 4096
+CONTENT_LENGTH = re.compile(rb"[0-9]{1,9}")
+HEAD_END = b"\r\n\r\n"
+# An API server's head has about 300 bytes.
+MAX_HEAD_BYTES = 4096
 PREFIXES = tuple(f"POST {path}".encode() for path in ROUTES)
-# With any of these a request is not the plain one: how long it is, or what follows it, is said elsewhere.
-SPECIAL = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"connection", b"te", b"trailer"))
-REASONS = {200: b"OK", 400: b"Bad Request", 415: b"Unsupported Media Type", 500: b"Internal Server Error"}
+# Headers that change where the body ends or what happens to the connection afterwards.
+UNSUPPORTED_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"connection", b"te", b"trailer"))
 
 
 class RequestHead(Struct, frozen=True):
-    """What the head of a plain request says."""
+    """The parsed head of a plain request; `length` is its Content-Length."""
 
     route: str
     query: str
@@ -36,49 +38,46 @@ class RequestHead(Struct, frozen=True):
     length: int
 
 
-@lru_cache(maxsize=512)  # API servers send the same few heads, apart from the length
-def read_head(head: bytes) -> RequestHead | None:
-    """Take a head apart; None if it is not a plain one."""
-    found = HEAD.fullmatch(head)
-    route = ROUTES.get(found["path"].decode()) if found else None
-    if found is None or route is None:
+@lru_cache(maxsize=512)  # API servers send the same few heads; only the Content-Length varies
+def parse_head(head: bytes) -> RequestHead | None:
+    """Parse a head, up to and including the empty line; None if the request has to go to gunicorn."""
+    match = HEAD.fullmatch(head)
+    route = ROUTES.get(match["path"].decode()) if match else None
+    if match is None or route is None:
         return None
     fields: dict[bytes, bytes] = {}
-    for field in FIELD.finditer(found["headers"]):
+    for field in FIELD.finditer(match["headers"]):
         name = field["name"].lower()
-        if name in SPECIAL or name in fields:
+        if name in UNSUPPORTED_HEADERS or name in fields:
             return None
         fields[name] = field["value"].strip()
     length = fields.get(b"content-length", b"")
-    if b"host" not in fields or not LENGTH.fullmatch(length):
+    if b"host" not in fields or not CONTENT_LENGTH.fullmatch(length):
         return None
     content_type = fields.get(b"content-type", b"").decode("latin-1")
-    return RequestHead(route, (found["query"] or b"").decode("latin-1"), content_type, int(length))
+    return RequestHead(route, (match["query"] or b"").decode("latin-1"), content_type, int(length))
 
 
-def is_begun(data: bytes) -> bool:
-    """Tell whether a few first bytes may become a request for the short way."""
-    return any(each.startswith(data) for each in PREFIXES)
+def is_prefix_of_request(data: bytes) -> bool:
+    """Whether the first few bytes of a request may still become one for the short path."""
+    return any(prefix.startswith(data) for prefix in PREFIXES)
 
 
 def encode_reply(reply: HttpReply, now: float, *, close: bool) -> bytes:
-    """Write a reply as it goes over the wire."""
     return b"%s%d\r\n%s\r\n%s" % (
-        opening(reply.status, reply.content_type, int(now)),
+        encode_reply_start(reply.status, reply.content_type, int(now)),
         len(reply.body),
         b"Connection: close\r\n" if close else b"",
         reply.body,
     )
 
 
-@lru_cache(maxsize=16)
-def opening(status: int, content_type: str, now_s: int) -> bytes:
-    """Write the head of a reply up to its length; the same for all replies of a second."""
-    reason = REASONS.get(status, b"Service Unavailable")
-    date = formatdate(now_s, usegmt=True)
+@lru_cache(maxsize=16)  # the same for all replies of one second
+def encode_reply_start(status: int, content_type: str, now_s: int) -> bytes:
+    """Encode the head of a reply up to the value of Content-Length, which is its last fixed header."""
     return b"HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\nContent-Length: " % (
         status,
-        reason,
-        date.encode(),
+        HTTPStatus(status).phrase.encode(),
+        formatdate(now_s, usegmt=True).encode(),
         content_type.encode(),
     )

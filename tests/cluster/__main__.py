@@ -13,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from deploy.debian import newer_containerd, programs
+from deploy.debian import newer_containerd, unpack_packages
 from deploy.toolchain import BuildError, cache_dir, helm, kubernetes, locked, say
+from tests.cluster.layout import DEBIAN_PACKAGES
 from tests.cluster.pods import run_to_end
 from tests.cluster.quotient import give_image, install_chart
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
@@ -84,7 +85,7 @@ def parts() -> None:
         return
     kubernetes()
     helm()
-    programs()
+    unpack_packages(DEBIAN_PACKAGES)
     newer_containerd()
 
 

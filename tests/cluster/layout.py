@@ -32,6 +32,7 @@ CDI = "/run/cdi"
 PATIENT = "QUOTIENT_TEST_PATIENT"
 # How often the kubelet tells what the node offers, and looks after pods and their secrets: tests cannot wait for more.
 HASTE = {"nodeStatusUpdateFrequency": "1s", "syncFrequency": "5s"}
+DEBIAN_PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "libseccomp2")
 # Every process of a cluster but those in its containers carries this variable, with the cluster's ident.
 MARK = "QUOTIENT_TEST_CLUSTER"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trustme
 
-from deploy.image import build
+from deploy.image import build_image
 from deploy.render import CHART
 from deploy.toolchain import helm
 from settings.configuration import Configuration
@@ -28,7 +28,7 @@ VALUES = (
 
 def give_image(cluster: RealCluster, folder: Path) -> None:
     """Make Quotient's image, and give it to the node."""
-    build(IMAGE, folder / "quotient-image.tar")
+    build_image(IMAGE, folder / "quotient-image.tar")
     cluster.import_image(folder / "quotient-image.tar")
 
 

@@ -21,7 +21,7 @@ import msgspec
 from deploy import debian, toolchain
 from tests.cluster import cgroups, images, layout
 from tests.cluster.inside import short_path
-from tests.cluster.layout import Layout
+from tests.cluster.layout import DEBIAN_PACKAGES, Layout
 from tests.cluster.supervisor import ROOT, start_forward
 
 READY_S = 60.0
@@ -56,7 +56,7 @@ class RealCluster:
 
         Without `api` it is etcd alone: enough to see what becomes of a cluster's processes.
         """
-        kubernetes, packages = toolchain.kubernetes(), debian.programs()
+        kubernetes, packages = toolchain.kubernetes(), debian.unpack_packages(DEBIAN_PACKAGES)
         folder = state or Path(tempfile.mkdtemp(prefix="quotient-cluster-"))
         folder.mkdir(parents=True, exist_ok=True)
         newer = debian.newer_containerd() if cdi else None

@@ -17,7 +17,7 @@ from tests.conftest import SharedClusters
 from tests.running import RunningController
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES, gpu, pod
-from tests.webhook.running import Authority, RunningWebhook, controlled, register, unregister
+from tests.webhook.running import Authority, RunningWebhook, register, run_controller, unregister
 from vcuda.decision import Unavailable
 from vcuda.ledger import Ledger, decode_ledger
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX, QUOTA_STATUS, STATUS_KEY
@@ -102,7 +102,7 @@ def quotient(
     real = shared_clusters.get(node=False)
     authority = Authority(tmp_path_factory.mktemp("quota") / "tls")
     folder = authority.folder.parent
-    with controlled(real, folder) as controller, RunningWebhook(authority, real.kubeconfig) as webhook:
+    with run_controller(real, folder) as controller, RunningWebhook(authority, real.kubeconfig) as webhook:
         try:
             register(real, Configuration(), webhook.port, authority)
             yield QuotientCluster(real, webhook, controller)

@@ -21,7 +21,7 @@ from tests.controller.checker import Checker, Hard
 from tests.running import Running, RunningController
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES, gpu, pod
-from tests.webhook.running import Authority, RunningWebhook, controlled, register
+from tests.webhook.running import Authority, RunningWebhook, register, run_controller
 from tests.webhook.service import Service
 from vcuda.decision import Unavailable
 from vcuda.ledger import decode_ledger, pack_uid
@@ -201,7 +201,7 @@ def survive(real: RealCluster, folder: Path, seed: int, count: int, long_pause_s
     cluster = connect(str(real.kubeconfig))
     namespaces = {kind: f"{kind}-{seed % 1000}" for kind in QUOTAS}
     with ExitStack() as stack:
-        first = stack.enter_context(controlled(real, folder))
+        first = stack.enter_context(run_controller(real, folder))
         second = stack.enter_context(RunningController(real.kubeconfig, folder))
         replicas = [stack.enter_context(RunningWebhook(authority, real.kubeconfig)) for _ in range(3)]
         service = stack.enter_context(Service(*replicas))

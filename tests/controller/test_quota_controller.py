@@ -10,6 +10,7 @@ import pytest
 
 from cluster.errors import NotFound
 from cluster.in_memory import InMemoryCluster
+from cluster.interface import Selector
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS
 from controller.service import Service
 from settings.configuration import Configuration, ControllerSettings
@@ -336,7 +337,9 @@ def test_without_the_registry_a_missing_ledger_counts_as_lost(world: World, harm
     world.cluster.delete(CONFIG_MAPS, LEDGER_PREFIX + TEAM, SYSTEM)
     world.start()
     eventually(lambda: world.taken("A100") == 0 and world.ledger().state is LedgerState.REBUILDING, "a closed ledger")
-    eventually(lambda: "other" in str(world.cluster.get(CONFIG_MAPS, LEDGER_REGISTRY, SYSTEM).data), "the registry")
+    # The ledger is rebuilt before the registry is written again, so the registry may not exist yet.
+    registry = Selector(fields=f"metadata.name={LEDGER_REGISTRY}")
+    eventually(lambda: '"other"' in str(world.cluster.list(CONFIG_MAPS, SYSTEM, registry).items), "the registry")
 
 
 def test_a_standby_collects_no_deleted_pods_and_has_no_lag(world: World) -> None:

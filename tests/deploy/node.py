@@ -1,4 +1,4 @@
-"""The node plugin installed by the chart: privileged on its node, powerless beyond it."""
+"""The node plugin installed by the chart: it works on its node, and cannot change anything beyond it."""
 
 import json
 import subprocess
@@ -14,30 +14,29 @@ from tests.waiting import eventually
 
 TEAM = "team"
 ACCOUNT = "quotient-nodeplugin"
-MEMORY_KIB = 80 * 1024
+MAX_MEMORY_KIB = 80 * 1024
 
 
 def prepare_node(cluster: RealCluster) -> tuple[GpuNode, list[str]]:
-    """Give the node two cards and the label, and say what the chart has to know of them."""
-    found = GpuNode(cluster, "A100", "A100")
+    """Add two simulated cards and the label to the node; returns it with the chart values for them."""
+    node = GpuNode(cluster, "A100", "A100")
     cluster.kubectl("label", "node", NODE_NAME, "nvidia-device-enable=enable")
     settings = {"driverRoot": str(cluster.layout.driver), "cdi": CDI}
-    # The test binds, as the scheduler will.
+    # The test binds pods itself.
     binders = [IDENTITIES[ADMIN][0]]
-    return found, [f"config.nodePlugin={json.dumps(settings)}", f"config.webhook.binders={json.dumps(binders)}"]
+    return node, [f"config.nodePlugin={json.dumps(settings)}", f"config.webhook.binders={json.dumps(binders)}"]
 
 
 def check_node(node: GpuNode) -> None:
-    """Everything that the installed plugin should do."""
-    eventually(lambda: node.allocatable().get(NAMES.core) == "200", "the cards to be offered", 60)
-    check_a_pod(node)
-    check_the_monitor(node)
+    eventually(lambda: node.allocatable().get(NAMES.core) == "200", "the cards to be allocatable", 60)
+    check_pod_with_other_vocabulary(node)
+    check_monitor_authorization(node)
     check_memory(node)
-    check_tokens(node)
+    check_token_limits(node)
 
 
-def check_a_pod(node: GpuNode) -> None:
-    """Admitted and rewritten, bound, given its card, measured; written for an ancestor, as people have them."""
+def check_pod_with_other_vocabulary(node: GpuNode) -> None:
+    """A pod written for gpu-manager is admitted and rewritten, bound, allocated its card, and measured."""
     limits = {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "8"}
     spec = container("c0", 0, 0) | {"resources": {"limits": limits}}
     body = {
@@ -50,13 +49,13 @@ def check_a_pod(node: GpuNode) -> None:
     assert seen.limits is not None
     assert (seen.limits.cores, seen.limits.memory_mib) == (30, 2048)
     assert (seen.devices.keys() - CONTROL, seen.visible) == ({"/dev/nvidia0"}, uuid(1))
-    assert f'uuid="{seen.visible}"' in inside(node, "/metrics")
+    assert f'uuid="{seen.visible}"' in get_from_monitor(node, "/metrics")
     assert [gpu.uuid for gpu in node.inventory()] == [uuid(0), uuid(1)]
     node.delete("old")
 
 
-def inside(node: GpuNode, path: str, *flags: str) -> str:
-    """Ask the monitor from the node, which is elsewhere than in the plugin's pod."""
+def get_from_monitor(node: GpuNode, path: str, *flags: str) -> str:
+    """Send a request from the node's network, which is not the plugin pod's loopback; flags replace the token."""
     (pod,) = [each for each in node.api.list(PODS, SYSTEM).items if each.metadata.name.startswith(ACCOUNT)]
     token = node.cluster.kubectl("create", "token", "viewer", "-n", TEAM, check=False).strip()
     if "not found" in token:
@@ -69,33 +68,32 @@ def inside(node: GpuNode, path: str, *flags: str) -> str:
             f"--serviceaccount={TEAM}:viewer",
         )
         token = node.cluster.kubectl("create", "token", "viewer", "-n", TEAM).strip()
-    sent = flags or ("--header", f"Authorization: Bearer {token}")
+    headers = flags or ("--header", f"Authorization: Bearer {token}")
     busybox = str(node.cluster.layout.debian / "bin/busybox")
-    done = node.cluster.enter(busybox, "wget", "-q", "-S", "-O-", *sent, f"http://{pod.status.pod_ip}:5678{path}")
+    done = node.cluster.enter(busybox, "wget", "-q", "-S", "-O-", *headers, f"http://{pod.status.pod_ip}:5678{path}")
     return done.stdout + done.stderr
 
 
-def check_the_monitor(node: GpuNode) -> None:
-    """Without one, with nobody's, with one that may not, with one that may."""
-    stranger = node.cluster.kubectl("create", "token", "default", "-n", TEAM).strip()
-    assert "401" in inside(node, "/usage", "--header", "X: y")
-    assert "401" in inside(node, "/metrics", "--header", "Authorization: Bearer nonsense")
-    assert "403" in inside(node, "/usage", "--header", f"Authorization: Bearer {stranger}")
-    assert '"cards":' in inside(node, "/usage")
-    assert "200 OK" in inside(node, "/livez", "--header", "X: y")
+def check_monitor_authorization(node: GpuNode) -> None:
+    """No token, an unknown token, one without permission, and one with it; probes need none."""
+    unauthorized = node.cluster.kubectl("create", "token", "default", "-n", TEAM).strip()
+    assert "401" in get_from_monitor(node, "/usage", "--header", "X: y")
+    assert "401" in get_from_monitor(node, "/metrics", "--header", "Authorization: Bearer nonsense")
+    assert "403" in get_from_monitor(node, "/usage", "--header", f"Authorization: Bearer {unauthorized}")
+    assert '"cards":' in get_from_monitor(node, "/usage")
+    assert "200 OK" in get_from_monitor(node, "/livez", "--header", "X: y")
 
 
 def check_memory(node: GpuNode) -> None:
-    """Every node has to spare what it takes."""
     pids = node.cluster.enter("sh", "-c", "pgrep -f 'console.main nodeplugin'").stdout.split()
     status = [node.cluster.enter("cat", f"/proc/{pid}/status").stdout for pid in pids]
-    taken = [int(line.split()[1]) for text in status for line in text.splitlines() if line.startswith("VmRSS")]
-    assert taken
-    assert max(taken) < MEMORY_KIB
+    resident_kib = [int(line.split()[1]) for text in status for line in text.splitlines() if line.startswith("VmRSS")]
+    assert resident_kib
+    assert max(resident_kib) < MAX_MEMORY_KIB
 
 
-def as_plugin(node: GpuNode, *arguments: str, token: str, stdin: str | None = None) -> str:
-    """Run kubectl with a token of the plugin's account."""
+def kubectl_as_plugin(node: GpuNode, *arguments: str, token: str, stdin: str | None = None) -> str:
+    """Run kubectl with a token of the plugin's service account; returns its output and errors."""
     kubectl = str(node.cluster.layout.kubernetes / "kubectl")
     server = json.loads(node.cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
     flags = [
@@ -113,17 +111,17 @@ def as_plugin(node: GpuNode, *arguments: str, token: str, stdin: str | None = No
     return done.stdout + done.stderr
 
 
-def check_tokens(node: GpuNode) -> None:
-    """Bound to its pod it may write its Node and its pods' placement, and nothing else; unbound, nothing."""
+def check_token_limits(node: GpuNode) -> None:
+    """A token bound to the plugin's pod may only write its Node and the placement of its pods; others nothing."""
     cluster = node.cluster
     (pod,) = [each for each in node.api.list(PODS, SYSTEM).items if each.metadata.name.startswith(ACCOUNT)]
     bound = cluster.kubectl(
         "create", "token", ACCOUNT, "-n", SYSTEM, "--bound-object-kind=Pod", f"--bound-object-name={pod.metadata.name}"
     ).strip()
-    loose = cluster.kubectl("create", "token", ACCOUNT, "-n", SYSTEM).strip()
+    unbound = cluster.kubectl("create", "token", ACCOUNT, "-n", SYSTEM).strip()
     other: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}
     cluster.kubectl("create", "-f-", stdin=json.dumps(other))
-    mine = node.run("mine", container("c0", 0, 0))
+    assert node.run("mine", container("c0", 0, 0)).metadata.name == "mine"
     theirs = node.create("theirs", container("c0", 0, 0))
     node.api.bind("theirs", "default", "other", uid=theirs.metadata.uid, annotations={})
     annotate = ("annotate", "--overwrite")
@@ -134,35 +132,36 @@ def check_tokens(node: GpuNode) -> None:
         "involvedObject": {"kind": "Node", "name": "other"},
         "reason": "R",
     }
-    assert mine.metadata.name == "mine"
-    table: dict[str, tuple[str, tuple[str, ...], str]] = {
-        "its inventory": (bound, (*annotate, "node", NODE_NAME, f"{NAMES.inventory}={{}}"), "annotated"),
-        "its pod's placement": (bound, (*annotate, "pod", "mine", f"{NAMES.placement}={{}}"), "annotated"),
-        "without a claim": (
-            loose,
+    # Token and command to a part of the expected output.
+    cases: dict[str, tuple[str, tuple[str, ...], str]] = {
+        "inventory of its node": (bound, (*annotate, "node", NODE_NAME, f"{NAMES.inventory}={{}}"), "annotated"),
+        "placement of its pod": (bound, (*annotate, "pod", "mine", f"{NAMES.placement}={{}}"), "annotated"),
+        "an unbound token": (
+            unbound,
             (*annotate, "node", NODE_NAME, f"{NAMES.inventory}=x"),
-            "does not say on which node",
+            "token without node name",
         ),
-        "another node": (bound, (*annotate, "node", "other", f"{NAMES.inventory}=x"), "its own Node alone"),
-        "another node's pod": (
+        "another node": (bound, (*annotate, "node", "other", f"{NAMES.inventory}=x"), "may only update its own Node"),
+        "a pod of another node": (
             bound,
             (*annotate, "pod", "theirs", f"{NAMES.placement}=x"),
-            "pods of its own node alone",
+            "may only update pods on its own node",
         ),
-        "another annotation": (bound, (*annotate, "node", NODE_NAME, "x=y"), "no other annotation"),
-        "another annotation of a pod": (bound, (*annotate, "pod", "mine", "x=y"), "no other annotation"),
-        "a label of a pod": (bound, ("label", "pod", "mine", "x=y"), "no other label"),
-        "a label of its node": (bound, ("label", "node", NODE_NAME, "x=y"), "no other label"),
-        "a taint of its node": (bound, ("taint", "node", NODE_NAME, "x=y:NoSchedule"), "does not change what runs"),
+        "another annotation": (bound, (*annotate, "node", NODE_NAME, "x=y"), "may only change the annotations"),
+        "another annotation of a pod": (bound, (*annotate, "pod", "mine", "x=y"), "may only change the annotations"),
+        "a label of a pod": (bound, ("label", "pod", "mine", "x=y"), "may only change the label"),
+        "a label of its node": (bound, ("label", "node", NODE_NAME, "x=y"), "may only change the label"),
+        "a taint of its node": (bound, ("taint", "node", NODE_NAME, "x=y:NoSchedule"), "may not change spec"),
     }
-    wrong = {
-        what: told
-        for what, (token, command, expected) in table.items()
-        if expected not in (told := as_plugin(node, *command, token=token))
+    unexpected = {
+        name: output
+        for name, (token, command, expected) in cases.items()
+        if expected not in (output := kubectl_as_plugin(node, *command, token=token))
     }
-    assert wrong == {}
-    assert "own Node" in as_plugin(node, "create", "-f-", "--validate=false", token=bound, stdin=json.dumps(event))
-    assert "forbidden" in as_plugin(node, "delete", "pod", "mine", token=bound)
+    assert unexpected == {}
+    create = ("create", "-f-", "--validate=false")
+    assert "own Node" in kubectl_as_plugin(node, *create, token=bound, stdin=json.dumps(event))
+    assert "forbidden" in kubectl_as_plugin(node, "delete", "pod", "mine", token=bound)
     cluster.kubectl("delete", "pod", "theirs", "--force", "--grace-period=0")
     cluster.kubectl("delete", "node", "other")
     node.delete("mine")

@@ -1,4 +1,4 @@
-"""Quotient installed by its chart on a real cluster: its whole life, with pods being created all the while."""
+"""Quotient installed by its chart on a real cluster, from installation to removal, while pods are being created."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.node, pytest.mark.timeout(900)
 TEAM = "team"
 QUOTA = "types: {A100: {cores: 100}}"
 COLUMNS = 7
-LOOKING_ON = ('config.mode="audit"', "nodePlugin.enabled=false")
+AUDIT_MODE = ('config.mode="audit"', "nodePlugin.enabled=false")
 
 Obj = dict[str, Any]
 
@@ -44,14 +44,14 @@ def pod(core: int | None, name: str = "") -> Obj:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 
 
-class Creating(Background):
-    """Creates pods all the time, with GPUs and without, each as a dry run; remembers whatever went wrong."""
+class PodCreation(Background):
+    """Creates pods with and without GPUs, as dry runs, and records every error."""
 
     def __init__(self, real: RealCluster) -> None:
         super().__init__()
         self._cluster = connect(str(real.kubeconfig))
-        self.wrong: Counter[str] = Counter()
-        self.made: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.created: Counter[str] = Counter()
         self._threads = [
             threading.Thread(target=self._run, args=(name, core), daemon=True)
             for name, core in (("plain", None), ("gpu", 10))
@@ -61,134 +61,138 @@ class Creating(Background):
         while not self._ending.wait(0.1):
             try:
                 self._cluster.create(PODS, pod(core), dry_run=True)
-                self.made[name] += 1
-            except (ApiError, Unavailable) as refused:
-                self.wrong[f"{name}: {refused}"] += 1
+                self.created[name] += 1
+            except (ApiError, Unavailable) as error:
+                self.errors[f"{name}: {error}"] += 1
 
-    def go_on(self) -> None:
-        """Wait until some more of each were made."""
-        before = self.made.copy()
-        eventually(lambda: all(self.made[name] > before[name] + 5 for name in ("plain", "gpu")), "some pods")
+    def wait_for_more(self) -> None:
+        """Wait until more pods of each kind were created."""
+        before = self.created.copy()
+        eventually(lambda: all(self.created[name] > before[name] + 5 for name in ("plain", "gpu")), "more pods")
 
 
 @pytest.fixture(scope="module")
 def real(real_cluster_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
-    made = RealCluster.start(node=True)
+    cluster = RealCluster.start(node=True)
     try:
-        give_image(made, tmp_path_factory.mktemp("image"))
-        new_namespace(connect(str(made.kubeconfig)), TEAM)
-        yield made
+        give_image(cluster, tmp_path_factory.mktemp("image"))
+        new_namespace(connect(str(cluster.kubeconfig)), TEAM)
+        yield cluster
     finally:
-        made.stop()
+        cluster.stop()
 
 
-def objects(real: RealCluster, *what: str) -> list[str]:
-    """Name the objects of some kinds that are Quotient's."""
-    found = real.kubectl("get", *what, "-A", "-o", "name", "--ignore-not-found").splitlines()
-    return [name for name in found if any(mark in name for mark in ("quotient", "ledger", "gpu-"))]
+def objects(real: RealCluster, *kinds: str) -> list[str]:
+    """Return the names of Quotient's objects of some kinds, in all namespaces."""
+    names = real.kubectl("get", *kinds, "-A", "-o", "name", "--ignore-not-found").splitlines()
+    return [name for name in names if any(part in name for part in ("quotient", "ledger", "gpu-"))]
 
 
-def served_until(real: RealCluster) -> str:
-    """Give the certificate that is stored for serving."""
+def stored_certificate(real: RealCluster) -> str:
     return connect(str(real.kubeconfig)).get(SECRETS, LEAF_SECRET, SYSTEM).data["tls.crt"]
 
 
-def bundle(real: RealCluster) -> str:
+def ca_bundle(real: RealCluster) -> str:
     path = "{.webhooks[0].clientConfig.caBundle}"
     return real.kubectl("get", "validatingwebhookconfiguration", "quotient", f"-o=jsonpath={path}")
 
 
-def test_the_whole_life_of_an_installation(real: RealCluster) -> None:  # noqa: PLR0915 - it is long
-    """Installed, used, upgraded, taken back, rotated, harmed, taken away; and nobody was held up at any point."""
+def test_no_pod_is_held_up_from_installation_to_removal(real: RealCluster) -> None:  # noqa: PLR0915 - one sequence
+    """Install, use, upgrade, roll back, rotate certificates, disarm, damage and remove, while pods are created."""
     cluster = connect(str(real.kubeconfig))
-    running = cluster.create(PODS, pod(30, "before"))  # a pod with GPUs that was there before; nobody binds it
-    node, of_node = prepare_node(real)
-    with Creating(real) as creating:
-        creating.go_on()
-        install_chart(real, 'webhook={"replicas": 2}', *of_node)
-        creating.go_on()
-        made = real.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-f", str(MANIFESTS))
-        assert "serverside-applied (server dry run)" in made
+    existing = cluster.create(PODS, pod(30, "before"))  # a GPU pod from before the installation; never bound
+    node, node_values = prepare_node(real)
+    with PodCreation(real) as creation:
+        creation.wait_for_more()
+        install_chart(real, 'webhook={"replicas": 2}', *node_values)
+        creation.wait_for_more()
+        applied = real.kubectl("apply", "--dry-run=server", "--server-side", "--force-conflicts", "-f", str(MANIFESTS))
+        assert "serverside-applied (server dry run)" in applied
 
         metadata = {"name": "gpu-quota", "namespace": TEAM, "labels": {NAMES.quota_label: "true"}}
         cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": QUOTA}})
         eventually(lambda: "hard: 100" in status(real), "the quota's status", 30)
-        eventually(lambda: "used: 30" in status(real), "the adoption of what was there", 30)
+        eventually(lambda: "used: 30" in status(real), "the existing pod to be charged", 30)
         eventually(
             lambda: "asked 80 cores (100 = one GPU) of A100 (as A100-SXM4-40GB); used 30" in refusal(cluster, 80),
-            "the quota",
+            "the quota to be enforced",
             30,
         )
 
         before = pods_of(real, "webhook")
-        values = (*VALUES, 'webhook={"replicas": 2}', 'config.log={"level": "debug"}', *of_node)
+        values = (*VALUES, 'webhook={"replicas": 2}', 'config.log={"level": "debug"}', *node_values)
         run_helm(real, "upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m", values=values)
-        eventually(lambda: not before & pods_of(real, "webhook"), "the old replicas to go", 60)
-        assert is_armed(real), "an upgrade disarms nothing"
+        eventually(lambda: not before & pods_of(real, "webhook"), "the old replicas to be deleted", 60)
+        assert is_armed(real), "the upgrade changed failurePolicy"
         cluster.create(PODS, pod(60, "fits"))
-        assert doctor(real) == {}, "all is well"
+        assert doctor_problems(real) == {}
         assert quotient(real, "certs").returncode == 0
-        check_rights(real)
-        check_foreign_bindings(real)
+        check_permissions(real)
+        check_bindings_of_other_schedulers(real)
         check_node(node)
 
         run_helm(real, "rollback", "quotient", "1", "--wait", "--timeout", "3m")
         assert is_armed(real)
-        creating.go_on()
+        creation.wait_for_more()
 
-        trusted, leaf = bundle(real), served_until(real)
+        old_bundle, leaf = ca_bundle(real), stored_certificate(real)
         real.kubectl("annotate", "secret", CA_SECRET, "-n", SYSTEM, "quotient.dev/rotate=ca")
-        eventually(lambda: served_until(real) != leaf, "another certificate", 60)
-        eventually(lambda: bundle(real) != trusted and len(bundle(real)) < 1.5 * len(trusted), "the old CA to go", 90)
-        leaf = served_until(real)
+        eventually(lambda: stored_certificate(real) != leaf, "a certificate of the new CA", 60)
+        # During the rotation the bundle holds both CAs.
+        eventually(
+            lambda: ca_bundle(real) != old_bundle and len(ca_bundle(real)) < 1.5 * len(old_bundle),
+            "the old CA to be removed",
+            90,
+        )
+        leaf = stored_certificate(real)
         assert quotient(real, "certs", "rotate", "--leaf").returncode == 0
-        eventually(lambda: served_until(real) != leaf, "another certificate of the same CA", 60)
-        creating.go_on()
+        eventually(lambda: stored_certificate(real) != leaf, "another certificate of the same CA", 60)
+        creation.wait_for_more()
 
         assert quotient(real, "disarm").returncode == 0
         assert not is_armed(real)
-        assert list(doctor(real)) == ["webhook configurations"]
+        assert list(doctor_problems(real)) == ["webhook configurations"]
         assert quotient(real, "arm").returncode == 0
-        eventually(lambda: is_armed(real), "the end of the emergency")
-        assert not creating.wrong
-        wipe(real)
-        eventually(lambda: is_armed(real), "what was wiped to come back")
-        wrong = {each: count for each, count in creating.wrong.items() if "x509" not in each}
-        assert not wrong, "between wiping and repair alone may calls fail"
-        creating.wrong.clear()
+        eventually(lambda: is_armed(real), "the webhooks to be armed again")
+        assert not creation.errors
+        remove_ca_bundles(real)
+        eventually(lambda: is_armed(real), "the CA bundles to be restored")
+        # Until then, the API server cannot verify the webhook's certificate.
+        assert not {error for error in creation.errors if "x509" not in error}
+        creation.errors.clear()
 
         run_helm(real, "uninstall", "quotient", "--wait")
-        eventually(lambda: not left_behind(real), "everything to go", 90)
-        creating.go_on()
-    assert not creating.wrong
-    assert cluster.get(PODS, "before", TEAM).metadata.uid == running.metadata.uid
+        eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
+        creation.wait_for_more()
+    assert not creation.errors
+    assert cluster.get(PODS, "before", TEAM).metadata.uid == existing.metadata.uid
     cluster.delete(CONFIG_MAPS, "gpu-quota", TEAM)
 
 
-def wipe(real: RealCluster) -> None:
-    """Do what somebody does who replaces the configurations by what he has on file."""
+def remove_ca_bundles(real: RealCluster) -> None:
+    """As `kubectl replace` with the chart's manifests does."""
     for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
-        found = json.loads(real.kubectl("get", kind, "quotient", "-o", "json"))
-        for hook in found["webhooks"]:
+        configuration = json.loads(real.kubectl("get", kind, "quotient", "-o", "json"))
+        for hook in configuration["webhooks"]:
             del hook["clientConfig"]["caBundle"]
-        real.kubectl("replace", "-f-", stdin=json.dumps(found))
+        real.kubectl("replace", "-f-", stdin=json.dumps(configuration))
 
 
 def quotient(real: RealCluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command line against the cluster, as an admin does."""
+    """Run the command line against the cluster, as an administrator."""
     command = [sys.executable, "-m", "console.main", "--set", f"cluster.kubeconfig={real.kubeconfig}", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def doctor(real: RealCluster) -> dict[str, str]:
-    """Give what the doctor finds that is not well."""
+def doctor_problems(real: RealCluster) -> dict[str, str]:
+    """Return the messages of all checks of `quotient doctor` that are not ok."""
     done = quotient(real, "doctor", "-o", "json")
     assert done.stdout, done.stderr
     return {each["check"]: each["message"] for each in json.loads(done.stdout) if each["level"] != "ok"}
 
 
-def look_on_then_enforce(real: RealCluster) -> None:
-    """See that nothing is refused, until one namespace's quota says so."""
+def audit_then_enforce(real: RealCluster) -> None:
+    """In audit mode nothing is rejected, until the quota of a namespace sets mode: enforce."""
     cluster = connect(str(real.kubeconfig))
     metadata = {"name": "gpu-quota", "namespace": TEAM, "labels": {NAMES.quota_label: "true"}}
     cluster.create(CONFIG_MAPS, {"metadata": metadata, "data": {"quota.yaml": "types: {A100: {cores: 10}}"}})
@@ -198,16 +202,18 @@ def look_on_then_enforce(real: RealCluster) -> None:
     cluster.patch(CONFIG_MAPS, "gpu-quota", TEAM, enforced)
     eventually(lambda: "short by" in refusal(cluster, 80), "the namespace to be enforced", 30)
     cluster.delete(CONFIG_MAPS, "gpu-quota", TEAM)
-    eventually(lambda: refusal(cluster, 80) == "", "the end of it", 30)
+    eventually(lambda: refusal(cluster, 80) == "", "the quota to be removed", 30)
 
 
 def left_behind(real: RealCluster) -> list[str]:
-    """Name whatever of Quotient is still there, but for quotas, which are people's own."""
+    """Return the names of Quotient's remaining objects, except for quotas, which belong to the users."""
     kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,validatingadmissionpolicies"
     kinds += ",validatingadmissionpolicybindings,clusterroles,clusterrolebindings,priorityclasses"
-    inside = "deployments,pods,services,secrets,configmaps,leases,roles,rolebindings,serviceaccounts,networkpolicies"
-    found = objects(real, kinds) + objects(real, f"{inside},poddisruptionbudgets,endpointslices")
-    return [name for name in found if name != "configmap/gpu-quota"]
+    namespaced = (
+        "deployments,pods,services,secrets,configmaps,leases,roles,rolebindings,serviceaccounts,networkpolicies"
+    )
+    names = objects(real, kinds) + objects(real, f"{namespaced},poddisruptionbudgets,endpointslices")
+    return [name for name in names if name != "configmap/gpu-quota"]
 
 
 def status(real: RealCluster) -> str:
@@ -217,25 +223,25 @@ def status(real: RealCluster) -> str:
 def refusal(cluster: Any, core: int) -> str:
     try:
         cluster.create(PODS, pod(core), dry_run=True)
-    except (ApiError, Unavailable) as refused:
-        return str(refused)
+    except (ApiError, Unavailable) as error:
+        return str(error)
     return ""
 
 
 def pods_of(real: RealCluster, component: str) -> set[str]:
-    found = real.kubectl("get", "pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/component={component}", "-o", "name")
-    return set(found.split())
+    names = real.kubectl("get", "pods", "-n", SYSTEM, "-l", f"app.kubernetes.io/component={component}", "-o", "name")
+    return set(names.split())
 
 
 @pytest.mark.parametrize(
     "first", [pytest.param("quotient-controller", marks=pytest.mark.long), "quotient-webhook", "namespace"]
 )
-def test_no_configuration_is_left_without_its_server(real: RealCluster, first: str) -> None:
-    """In whatever order Quotient is taken away by hand. It is installed as one that looks on."""
-    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', *LOOKING_ON)
-    look_on_then_enforce(real)
-    with Creating(real) as creating:
-        creating.go_on()
+def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, first: str) -> None:
+    """In any order: webhook configurations never outlive the webhook with failurePolicy Fail."""
+    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', *AUDIT_MODE)
+    audit_then_enforce(real)
+    with PodCreation(real) as creation:
+        creation.wait_for_more()
         if first == "namespace":
             real.kubectl("delete", "namespace", SYSTEM, "--wait=false")
         else:
@@ -243,12 +249,12 @@ def test_no_configuration_is_left_without_its_server(real: RealCluster, first: s
             for name in (first, second):
                 real.kubectl("delete", "deployment", name, "-n", SYSTEM)
                 time.sleep(2)
-        eventually(lambda: not objects(real, "pods"), "the pods to go", 60)
-        creating.go_on()
+        eventually(lambda: not objects(real, "pods"), "the pods to be deleted", 60)
+        creation.wait_for_more()
         if first == "namespace":
-            gone = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
-            eventually(lambda: not objects(real, gone), "the configurations to go", 60)
-    assert not creating.wrong
+            configurations = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
+            eventually(lambda: not objects(real, configurations), "the configurations to be deleted", 60)
+    assert not creation.errors
     if first == "namespace":
         real.kubectl(
             "delete", "clusterroles,clusterrolebindings,priorityclasses", "-l", "app.kubernetes.io/name=quotient"
@@ -256,46 +262,49 @@ def test_no_configuration_is_left_without_its_server(real: RealCluster, first: s
         kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings"
         real.kubectl("delete", kinds, "-l", "app.kubernetes.io/name=quotient")
         eventually(
-            lambda: not real.kubectl("get", "namespace", SYSTEM, "--ignore-not-found"), "the namespace to go", 60
+            lambda: not real.kubectl("get", "namespace", SYSTEM, "--ignore-not-found"),
+            "the namespace to be deleted",
+            60,
         )
     else:
         run_helm(real, "uninstall", "quotient", "--wait")
-    eventually(lambda: not left_behind(real), "everything to go", 90)
+    eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
 
 
-Right = tuple[str, str, str, str]
+# API group, resource, object name or "", verb.
+Permission = tuple[str, str, str, str]
 
 
-def documented(account: str, where: str) -> set[Right]:
-    """Read the table of docs/rbac.md, one right by one."""
-    rights: set[Right] = set()
+def documented_permissions(account: str, where: str) -> set[Permission]:
+    """Read the table in docs/rbac.md."""
+    permissions: set[Permission] = set()
     for line in (ROOT / "docs" / "rbac.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == COLUMNS and cells[0] == account and cells[1] == where:
             _, _, group, resources, names, verbs, _ = cells
-            rights |= {
+            permissions |= {
                 (group, resource, name, verb)
                 for resource in resources.split(", ")
                 for name in names.split(", ")
                 for verb in verbs.split(", ")
             }
-    return rights
+    return permissions
 
 
-def acting_as(account: str) -> list[str]:
-    """Tell kubectl to act as a service account, written as NAMESPACE:NAME."""
+def impersonation_flags(account: str) -> list[str]:
+    """Return kubectl's flags to act as a service account, written as NAMESPACE:NAME."""
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.partition(':')[0]}", "system:authenticated"]
     return [f"--as=system:serviceaccount:{account}", *(f"--as-group={group}" for group in groups)]
 
 
-def granted(real: RealCluster, account: str, namespace: str) -> set[Right]:
+def granted_permissions(real: RealCluster, account: str, namespace: str) -> set[Permission]:
     """Ask the API server what an account may do in a namespace."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
         "spec": {"namespace": namespace},
     }
-    flags = [*acting_as(account), "-o", "json", "--validate=false", "-f-"]
+    flags = [*impersonation_flags(account), "-o", "json", "--validate=false", "-f-"]
     answer = json.loads(real.kubectl("create", *flags, stdin=json.dumps(review)))
     return {
         (group, resource, name, verb)
@@ -307,44 +316,44 @@ def granted(real: RealCluster, account: str, namespace: str) -> set[Right]:
     }
 
 
-def check_rights(real: RealCluster) -> None:
-    """No account may do more than is documented, nor less; what everybody may do, one without rights knows."""
-    everybody = granted(real, f"{TEAM}:default", TEAM)
+def check_permissions(real: RealCluster) -> None:
+    """Every account may do exactly what is documented, and what any service account may do."""
+    default = granted_permissions(real, f"{TEAM}:default", TEAM)
     for account in ("quotient-webhook", "quotient-controller", "quotient-nodeplugin"):
-        everywhere = documented(account, "everywhere")
-        assert granted(real, f"{SYSTEM}:{account}", TEAM) - everybody == everywhere
-        inside = everywhere | documented(account, "own namespace")
-        assert granted(real, f"{SYSTEM}:{account}", SYSTEM) - everybody == inside
+        everywhere = documented_permissions(account, "everywhere")
+        assert granted_permissions(real, f"{SYSTEM}:{account}", TEAM) - default == everywhere
+        own_namespace = everywhere | documented_permissions(account, "own namespace")
+        assert granted_permissions(real, f"{SYSTEM}:{account}", SYSTEM) - default == own_namespace
     for account, kind, name in (
         ("quotient-webhook", "ConfigMap", "quotient"),
         ("quotient-controller", "ConfigMap", "quotient"),
         ("quotient-controller", "Secret", "mine"),
     ):
-        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}}
+        obj = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}}
         verb = "replace" if name == "quotient" else "create"
-        flags = [*acting_as(f"{SYSTEM}:{account}"), "--validate=false", "-f-"]
-        assert "account writes" in real.kubectl(verb, *flags, stdin=json.dumps(made), check=False)
-    told = logs(real)
-    assert "forbidden" not in told.lower(), told
+        flags = [*impersonation_flags(f"{SYSTEM}:{account}"), "--validate=false", "-f-"]
+        assert f"{account} may only write" in real.kubectl(verb, *flags, stdin=json.dumps(obj), check=False)
+    text = logs(real)
+    assert "forbidden" not in text.lower(), text
 
 
-def check_foreign_bindings(real: RealCluster) -> None:
-    """Another scheduler may bind pods without GPUs, and none with: the webhook can tell them apart."""
+def check_bindings_of_other_schedulers(real: RealCluster) -> None:
+    """Another scheduler may bind pods without GPUs, but no GPU pods."""
     cluster = connect(str(real.kubeconfig))
     plain = pod(None, "plain")
     plain["spec"]["schedulerName"] = "volcano"
     cluster.create(PODS, plain)
-    for name, told in (("plain", ""), ("fits", "denied the request")):
+    for name, message in (("plain", ""), ("fits", "denied the request")):
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": TEAM}}
         binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
         path = f"/api/v1/namespaces/{TEAM}/pods/{name}/binding"
         flags = ["--raw", path, "-f-", "--as=volcano", "--as-group=system:masters"]
-        assert told in real.kubectl("create", *flags, stdin=json.dumps(binding), check=False)
+        assert message in real.kubectl("create", *flags, stdin=json.dumps(binding), check=False)
     assert cluster.get(PODS, "plain", TEAM).spec.node_name == "node-1"
     assert not cluster.get(PODS, "fits", TEAM).spec.node_name
     cluster.delete(PODS, "plain", TEAM, grace_s=0)
 
 
 def logs(real: RealCluster) -> str:
-    """Read what all of Quotient's pods said."""
+    """Return the logs of all of Quotient's pods."""
     return "\n".join(real.kubectl("logs", "-n", SYSTEM, name) for name in objects(real, "pods"))

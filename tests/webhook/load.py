@@ -1,4 +1,4 @@
-"""Calls under load, as an API server makes them: over kept connections, each used until the server closes it."""
+"""Requests to the webhook under load, on kept connections, each used until the server closes it, as API servers do."""
 
 import http.client
 import socket
@@ -10,8 +10,8 @@ from tests.running import HOST
 from tests.webhook.running import Authority
 
 
-class Load(Background):
-    """Clients that call as fast as they are answered, and remember every call that failed."""
+class RequestLoad(Background):
+    """Clients that send the next request as soon as the last one is answered, and record every failure."""
 
     def __init__(self, port: int, authority: Authority, body: bytes, *, clients: int = 4) -> None:
         super().__init__()
@@ -32,25 +32,25 @@ class Load(Background):
                 answer = connection.getresponse()
                 text = answer.read()
                 self._count("" if answer.status == 200 else f"{answer.status} {text!r}", closed=answer.will_close)
-                is_over = answer.will_close
-            except (OSError, http.client.HTTPException) as broken:
-                self._count(repr(broken))
-                is_over = True
-            if is_over:
+                is_closed = answer.will_close
+            except (OSError, http.client.HTTPException) as error:
+                self._count(repr(error))
+                is_closed = True
+            if is_closed:
                 connection.close()
                 connection = None
         if connection is not None:
             connection.close()
 
     def _connect(self) -> http.client.HTTPSConnection | None:
-        made = http.client.HTTPSConnection(HOST, self._port, timeout=10, context=self._authority.client_context())
+        connection = http.client.HTTPSConnection(HOST, self._port, timeout=10, context=self._authority.client_context())
         try:
-            made.connect()
-        except OSError as broken:
-            self._count(f"connecting: {broken!r}")
-            made.close()
+            connection.connect()
+        except OSError as error:
+            self._count(f"connecting: {error!r}")
+            connection.close()
             return None
-        return made
+        return connection
 
     def _count(self, failure: str, *, closed: bool = False) -> None:
         with self._lock:
@@ -60,31 +60,30 @@ class Load(Background):
                 self.failures.append(failure)
 
 
-def tls(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """Open one connection."""
+def connect_tls(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
     return context.wrap_socket(socket.create_connection((HOST, port), timeout=10), server_hostname=HOST)
 
 
-def request(body: bytes, path: str = "/mutate?timeout=10s", *more: str) -> bytes:
-    """Write a plain request, with further header lines."""
+def request(body: bytes, path: str = "/mutate?timeout=10s", *headers: str) -> bytes:
+    """Encode a plain request, with additional header lines."""
     lines = (
         f"POST {path} HTTP/1.1",
         "Host: h",
         f"Content-Length: {len(body)}",
         "Content-Type: application/json",
-        *more,
+        *headers,
     )
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-def answer_on(connection: ssl.SSLSocket) -> tuple[int, bytes, bytes]:
+def read_answer(connection: socket.socket) -> tuple[int, bytes, bytes]:
     """Read one answer: status, head and body."""
     data = b""
     while b"\r\n\r\n" not in data:
-        got = connection.recv(65536)
-        if not got:
+        received = connection.recv(65536)
+        if not received:
             raise ConnectionError(f"closed after {data!r}")
-        data += got
+        data += received
     head, _, body = data.partition(b"\r\n\r\n")
     length = next(
         int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")

@@ -21,7 +21,7 @@ from webhook.admission_config import AdmissionConfig
 from webhook.flask_app import create_app
 from webhook.metrics import Metrics
 from webhook.responding import Deferred, HttpReply, Responder
-from webhook.short_path import END, encode_reply, read_head
+from webhook.short_path import HEAD_END, encode_reply, parse_head
 from webhook.validating import PodToBind
 
 MIB = 2**20
@@ -134,7 +134,7 @@ class Caller:
             f"POST /{route}?{query} HTTP/1.1\r\nHost: h\r\nUser-Agent: kube-apiserver-admission\r\n"
             f"Content-Length: {len(body)}\r\nAccept: application/json, */*\r\nContent-Type: {content_type}\r\n\r\n"
         )
-        found = read_head(head.encode())
+        found = parse_head(head.encode())
         assert found is not None
         assert found.length == len(body)
         answers: list[HttpReply] = []
@@ -144,7 +144,7 @@ class Caller:
         if isinstance(reply, Deferred):
             eventually(lambda: bool(answers), "an answer")
             (reply,) = answers
-        opening, _, rest = encode_reply(reply, 0.0, close=False).partition(END)
+        opening, _, rest = encode_reply(reply, 0.0, close=False).partition(HEAD_END)
         assert opening.startswith(b"HTTP/1.1 %d " % reply.status)
         assert rest == reply.body
         return reply

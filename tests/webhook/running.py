@@ -1,4 +1,4 @@
-"""The webhook as a process of its own, with certificates, as it runs in a cluster."""
+"""The webhook as a separate process with certificates, as it runs in a cluster, and its registration."""
 
 import json
 import ssl
@@ -21,7 +21,7 @@ from webhook.service import admission_config_of
 
 
 class Authority:
-    """A CA, and a folder of certificates as a mounted secret has it: swapped by moving a link."""
+    """A CA, and a folder laid out like a mounted Secret: all files are replaced at once by moving a link."""
 
     def __init__(self, folder: Path) -> None:
         self.ca = trustme.CA()
@@ -31,40 +31,39 @@ class Authority:
         self.issue()
 
     def issue(self, *names: str, ca: trustme.CA | None = None, **options: Any) -> None:
-        """Make a new certificate and swap it in."""
-        made = (ca or self.ca).issue_cert(*(names or (HOST,)), **options)
-        chain = b"".join(part.bytes() for part in made.cert_chain_pems)
-        self.put(chain, made.private_key_pem.bytes())
+        """Issue a certificate and put it into the folder."""
+        issued = (ca or self.ca).issue_cert(*(names or (HOST,)), **options)
+        chain = b"".join(part.bytes() for part in issued.cert_chain_pems)
+        self.put(chain, issued.private_key_pem.bytes())
 
     def put(self, certificate: bytes, key: bytes) -> None:
-        """Swap files in, all at once, as the kubelet does."""
+        """Replace both files at once, as the kubelet does: with a new folder and a renamed link."""
         self._generation += 1
-        fresh = self.folder / f"..{self._generation}"
-        fresh.mkdir()
-        (fresh / "tls.crt").write_bytes(certificate)
-        (fresh / "tls.key").write_bytes(key)
+        generation = self.folder / f"..{self._generation}"
+        generation.mkdir()
+        (generation / "tls.crt").write_bytes(certificate)
+        (generation / "tls.key").write_bytes(key)
         link = self.folder / "..new"
-        link.symlink_to(fresh.name)
+        link.symlink_to(generation.name)
         link.rename(self.folder / "..data")
         for name in ("tls.crt", "tls.key"):
             if not (self.folder / name).is_symlink():
                 (self.folder / name).symlink_to(f"..data/{name}")
 
     def client_context(self) -> ssl.SSLContext:
-        """Trust this CA."""
+        """Return a TLS context that trusts this CA."""
         context = ssl.create_default_context(cadata=self.ca.cert_pem.bytes().decode())
         context.check_hostname = False
         return context
 
 
 class RunningWebhook(Running):
-    """A webhook. Further settings are given as `path=value`."""
+    """A webhook with settings written as `path=value`; without a kubeconfig it runs on an in-memory cluster."""
 
     def __init__(self, authority: Authority, kubeconfig: Path | None, *settings: str, port: int = 0) -> None:
-        """Without a kubeconfig it runs on an in-memory cluster."""
         self.authority = authority
         self.port, ops_port = port or free_port(), free_port()
-        given = (
+        all_settings = (
             f"cluster.kubeconfig={kubeconfig or ''}",
             f"webhook.address={HOST}",
             f"webhook.port={self.port}",
@@ -74,9 +73,9 @@ class RunningWebhook(Running):
             "webhook.drainS=0.5",
             *settings,
         )
-        alone = ["tests.webhook.standalone", *given]
+        standalone = ["tests.webhook.standalone", *all_settings]
         super().__init__(
-            ["console.main", *flags(*given), "webhook"] if kubeconfig else alone,
+            ["console.main", *flags(*all_settings), "webhook"] if kubeconfig else standalone,
             ops_port,
             authority.folder.parent / f"webhook-{self.port}.log",
         )
@@ -91,13 +90,13 @@ class RunningWebhook(Running):
                 request, timeout=10, context=self.authority.client_context()
             ) as answer:
                 return answer.status, answer.read()
-        except urllib.error.HTTPError as refused:
-            return refused.code, refused.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
 
 
 @contextmanager
-def controlled(real: RealCluster, folder: Path, *settings: str) -> Iterator[RunningController]:
-    """Run a controller, in a namespace for Quotient's own that is there from then on."""
+def run_controller(real: RealCluster, folder: Path, *settings: str) -> Iterator[RunningController]:
+    """Run a controller that leads. Creates the system namespace, and leaves it."""
     real.kubectl("create", "namespace", Configuration().system_namespace, check=False)
     with RunningController(real.kubeconfig, folder, *settings) as controller:
         eventually(controller.is_leading, "the controller to lead", 40)
@@ -105,7 +104,7 @@ def controlled(real: RealCluster, folder: Path, *settings: str) -> Iterator[Runn
 
 
 def register(real: RealCluster, configuration: Configuration, port: int, authority: Authority) -> None:
-    """Make the API server call a webhook on this port of the machine, and wait until it does."""
+    """Register a webhook that listens on this port of the machine, and wait until the API server calls it."""
     target = f"https://{real.expose(port)}"
     for each in registration(admission_config_of(configuration), target, authority.ca.cert_pem.bytes()):
         real.kubectl("apply", "-f-", stdin=json.dumps(each))
@@ -113,7 +112,7 @@ def register(real: RealCluster, configuration: Configuration, port: int, authori
 
 
 def unregister(real: RealCluster) -> None:
-    """Make the API server forget the webhook."""
+    """Delete what `register` created."""
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         real.kubectl("delete", kind, "quotient", "--ignore-not-found")
     for kind in ("ValidatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy"):

@@ -1,4 +1,4 @@
-"""A Service on loopback: one address, behind it whichever webhooks are ready, as a cluster has it."""
+"""A Service on loopback: one address in front of the webhooks that are ready, as kube-proxy provides it."""
 
 import contextlib
 import select
@@ -13,15 +13,15 @@ PROBE_EVERY_S = 0.1
 
 
 class Service:
-    """Passes each new connection to a backend that is ready; connections that exist stay where they are."""
+    """Passes each new connection to a backend that is ready; existing connections stay with their backend."""
 
     def __init__(self, *backends: RunningWebhook) -> None:
         self.backends = list(backends)
         self.ready: list[RunningWebhook] = []
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
-        self._ending = threading.Event()
-        self._turn = 0
+        self._stopping = threading.Event()
+        self._accepted = 0
         self._threads = [
             threading.Thread(target=self._accept, name="service-accept", daemon=True),
             threading.Thread(target=self._probe, name="service-probe", daemon=True),
@@ -33,27 +33,27 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending.set()
+        self._stopping.set()
         self._listener.close()
 
     def _probe(self) -> None:
-        while not self._ending.is_set():
+        while not self._stopping.is_set():
             self.ready = [each for each in list(self.backends) if each.ops("/readyz")[0] == 200]
-            self._ending.wait(PROBE_EVERY_S)
+            self._stopping.wait(PROBE_EVERY_S)
 
     def _accept(self) -> None:
-        while not self._ending.is_set():
+        while not self._stopping.is_set():
             try:
                 client, _ = self._listener.accept()
-            except OSError:
+            except OSError:  # closed by __exit__
                 return
             ready = self.ready
             if not ready:
                 client.close()
                 continue
-            self._turn += 1
+            self._accepted += 1
             try:
-                server = socket.create_connection((HOST, ready[self._turn % len(ready)].port), timeout=10)
+                server = socket.create_connection((HOST, ready[self._accepted % len(ready)].port), timeout=10)
             except OSError:
                 client.close()
                 continue
@@ -61,7 +61,7 @@ class Service:
 
 
 def relay(client: socket.socket, server: socket.socket) -> None:
-    """Pass bytes on, both ways, until one side ends."""
+    """Copy bytes in both directions until one side closes."""
     with client, server, contextlib.suppress(OSError):
         while True:
             readable, _, _ = select.select([client, server], [], [])

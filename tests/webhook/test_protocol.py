@@ -1,4 +1,4 @@
-"""The protocol: decided is 200, malformed is 4xx, undecidable is 5xx, and no input whatever is a fault."""
+"""The protocol: a decision is 200, a malformed request 4xx, no decision 5xx; no input causes an internal error."""
 
 import json
 from typing import Any
@@ -19,18 +19,18 @@ ROUTES = ("mutate", "validate")
 
 
 def body(**changes: Any) -> bytes:
-    """Write a review of a right pod, with fields of the request changed; ... takes one away."""
-    asked = review(pod(gpu()))
-    asked["request"] |= changes
-    asked["request"] = {key: value for key, value in asked["request"].items() if value is not ...}
-    return json.dumps(asked).encode()
+    """Encode a review of a valid pod, with fields of the request changed; `...` removes a field."""
+    changed = review(pod(gpu()))
+    changed["request"] |= changes
+    changed["request"] = {key: value for key, value in changed["request"].items() if value is not ...}
+    return json.dumps(changed).encode()
 
 
 MALFORMED: dict[str, bytes] = {
-    "nothing": b"",
+    "an empty body": b"",
     "no JSON": b"{",
-    "cut off": body()[:-40],
-    "no object": b"[]",
+    "truncated": body()[:-40],
+    "a list": b"[]",
     "null": b"null",
     "not UTF-8": body().replace(b'"p"', b'"\xff"'),
     "another version": body().replace(b"admission.k8s.io/v1", b"admission.k8s.io/v1beta1"),
@@ -38,22 +38,21 @@ MALFORMED: dict[str, bytes] = {
     "no request": b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}',
     "no uid": body(uid=...),
     "an empty uid": body(uid=""),
-    "a uid that is no text": body(uid=1),
+    "a uid that is a number": body(uid=1),
     "no object under review": body(object=None),
     "an object that is a list": body(object=[]),
     "an object without metadata": body(object={"spec": {}}),
     "an object without spec": body(object={"metadata": {}}),
-    "containers that are no list": body(object={"metadata": {}, "spec": {"containers": {}}}),
-    "annotations that are no texts": body(object={"metadata": {"annotations": {"a": 1}}, "spec": {}}),
-    "an update without the object before": body(operation="UPDATE"),
-    "a deep nest": b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":' + b"[" * 100_000,
+    "containers that are not a list": body(object={"metadata": {}, "spec": {"containers": {}}}),
+    "annotations that are not strings": body(object={"metadata": {"annotations": {"a": 1}}, "spec": {}}),
+    "an update without the old object": body(operation="UPDATE"),
+    "deep nesting": b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":' + b"[" * 100_000,
 }
 
 
 @pytest.mark.parametrize("sent", MALFORMED.values(), ids=MALFORMED.keys())
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_malformed_call_is_the_callers_fault(api: Caller, route: str, sent: bytes) -> None:
-    """And is said so in words."""
+def test_a_malformed_request_gets_400_and_a_short_message(api: Caller, route: str, sent: bytes) -> None:
     reply = api.send(route, sent)
     assert reply.status == 400
     assert reply.content_type.startswith("text/plain")
@@ -62,53 +61,50 @@ def test_a_malformed_call_is_the_callers_fault(api: Caller, route: str, sent: by
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "", "application/yaml", "application/jsonx"])
-def test_another_content_type_is_not_read(api: Caller, content_type: str) -> None:
-    """It may be anything."""
+def test_another_content_type_gets_415(api: Caller, content_type: str) -> None:
     assert api.send("mutate", body(), content_type).status == 415
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
-def test_json_is_read_however_it_is_spelled(api: Caller, content_type: str) -> None:
-    """As HTTP has it."""
+def test_the_content_type_may_have_parameters_and_any_case(api: Caller, content_type: str) -> None:
     assert api.send("mutate", body(), content_type).status == 200
 
 
-def test_duplicate_keys_and_unknown_fields_do_no_harm(api: Caller) -> None:
-    """The last one counts, as for Go."""
+def test_unknown_fields_are_ignored_and_the_last_duplicate_key_wins(api: Caller) -> None:
+    """As in Go's decoder."""
     doubled = body().replace(b'"dryRun": false', b'"dryRun": true, "dryRun": false, "newField": {"a": [1]}')
     assert api.send("mutate", doubled).status == 200
 
 
-class Failing:
-    """Policies that cannot be had."""
+class FailingQuotaSource:
+    """Raises an error for every question."""
 
-    def __init__(self, broken: Exception) -> None:
-        self._broken = broken
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def policy(self, namespace: str) -> NamespacePolicy:  # noqa: ARG002
-        raise self._broken
+        raise self._error
 
     def quotas(self, namespace: str) -> tuple[list[Quota], dict[str, int]]:  # noqa: ARG002
-        raise self._broken
+        raise self._error
 
     @property
     def cards(self) -> list[CardModel]:
-        raise self._broken
+        raise self._error
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_what_cannot_be_decided_is_neither_allowed_nor_refused(api: Caller, route: str) -> None:
-    """The failure policy says what follows."""
-    api._responder.admission.quota_source = Failing(Unavailable("quotas are not yet known"))
+def test_unknown_quotas_are_neither_allowed_nor_denied(api: Caller, route: str) -> None:
+    """The failurePolicy applies."""
+    api._responder.admission.quota_source = FailingQuotaSource(Unavailable("quotas are not yet known"))
     reply = api.send(route, body())
     assert reply.status == 503
     assert reply.body == b"cannot decide now: quotas are not yet known\n"
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_fault_of_ours_is_told_without_details(api: Caller, route: str) -> None:
-    """They are in the log."""
-    api._responder.admission.quota_source = Failing(ZeroDivisionError("secret"))
+def test_the_details_of_an_internal_error_are_only_in_the_log(api: Caller, route: str) -> None:
+    api._responder.admission.quota_source = FailingQuotaSource(ZeroDivisionError("secret"))
     reply = api.send(route, body())
     assert reply.status == 500
     assert b"secret" not in reply.body
@@ -118,12 +114,12 @@ def test_a_fault_of_ours_is_told_without_details(api: Caller, route: str) -> Non
     assert failures == 1
 
 
-def test_the_flask_application_answers_nothing_else(api: Caller) -> None:
-    """Two routes, and POST only."""
+def test_the_flask_application_has_no_other_routes(api: Caller) -> None:
     client = api._client
     assert client.get("/mutate").status_code == 405
-    assert client.post("/other").status_code == 404
+    assert client.post("/other").data == b"POST /other: 404 Not Found\n"
     assert client.post("/mutate/", data=b"").status_code == 404
+    assert client.get("/decisions").data == b"this server has no decision log\n"
 
 
 @pytest.mark.parametrize(
@@ -138,33 +134,30 @@ def test_the_flask_application_answers_nothing_else(api: Caller) -> None:
         ("dryRun=All", None),
     ],
 )
-def test_the_deadline_is_read_as_go_writes_it(query: str, seconds: float | None) -> None:
-    """The API server tells how long it will wait."""
+def test_the_timeout_of_the_api_server_is_a_go_duration(query: str, seconds: float | None) -> None:
     assert timeout_in(query) == seconds
 
 
 @pytest.mark.parametrize(
     "query", ["timeout=", "timeout=10", "timeout=-1s", "timeout=s", "timeout=1e9s", "timeout=" + "1" * 99]
 )
-def test_a_deadline_that_is_none_is_malformed(api: Caller, query: str) -> None:
-    """It was not an API server who wrote it."""
+def test_an_invalid_timeout_is_malformed(api: Caller, query: str) -> None:
     with pytest.raises(BadRequest):
         timeout_in(query)
     assert api.send("mutate", body(), query=query).status == 400
 
 
-def test_an_answer_leaves_time_for_its_way_back(make_caller: MakeCaller) -> None:
-    """And never takes longer than configured."""
+def test_a_decision_leaves_time_to_send_the_reply(make_caller: MakeCaller) -> None:
+    """And never takes longer than webhook.answerWithinS."""
     responder = make_caller()._responder
     assert responder.budget_s("timeout=3s") == pytest.approx(2.8)
     assert responder.budget_s("timeout=30s") == 8
     assert responder.budget_s("") == 8
 
 
-def test_a_binding_that_cannot_be_looked_up_in_time_is_undecided(api: Caller) -> None:
-    """Rather than allowed or refused."""
-    made = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p"}, "target": {"name": "n"}}
-    sent = json.dumps(review(made, subresource="binding")).encode()
+def test_a_binding_gets_no_decision_if_its_pod_cannot_be_read_in_time(api: Caller) -> None:
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p"}, "target": {"name": "n"}}
+    sent = json.dumps(review(binding, subresource="binding")).encode()
     assert api.send("validate", sent, query="timeout=100ms").status == 503
 
 
@@ -219,7 +212,7 @@ strange_specs = st.fixed_dictionaries(
         }.items()
     },
 )
-notes = st.dictionaries(
+annotations = st.dictionaries(
     st.sampled_from(
         [
             "inspur.com/vcuda-limits",
@@ -234,15 +227,17 @@ notes = st.dictionaries(
 )
 strange_pods = st.fixed_dictionaries(
     {
-        "metadata": st.fixed_dictionaries({}, optional={"annotations": notes | anything, "name": st.text(max_size=5)}),
+        "metadata": st.fixed_dictionaries(
+            {}, optional={"annotations": annotations | anything, "name": st.text(max_size=5)}
+        ),
         "spec": strange_specs,
     }
 )
 shapes = st.sampled_from(["pod", "deployment", "cronjob", "binding", "other"])
 
 
-def shaped(shape: str, inner: Any) -> dict[str, Any]:
-    """Put a strange pod into an object of a kind."""
+def wrap_pod(shape: str, inner: Any) -> dict[str, Any]:
+    """Make an object of some kind from a pod, or from the template it becomes."""
     match shape:
         case "deployment":
             return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {}, "spec": {"template": inner}}
@@ -263,29 +258,28 @@ def shaped(shape: str, inner: Any) -> dict[str, Any]:
     st.sampled_from(["CREATE", "UPDATE", "DELETE", "x"]),
     st.sampled_from(ROUTES),
 )
-def test_no_object_is_a_fault_of_ours(shape: str, new: Any, old: Any, operation: str, route: str) -> None:
-    """However strange it is: decided, or the caller's fault; and what is decided can be applied and decided again."""
+def test_no_object_causes_an_internal_error(shape: str, new: Any, old: Any, operation: str, route: str) -> None:
+    """It is decided or malformed; and a patched object is not patched again."""
     api = caller("short", policy=NamespacePolicy(pools=("p",)))
-    asked = review(shaped(shape, new), operation, shaped(shape, old) if old else None)
-    answer = Answer(api.send(route, json.dumps(asked).encode()), asked)
+    sent = review(wrap_pod(shape, new), operation, wrap_pod(shape, old) if old else None)
+    answer = Answer(api.send(route, json.dumps(sent).encode()), sent)
     assert answer.status in (200, 400), answer.body
     if answer.status == 200 and answer.response.get("patch"):
-        made = answer.patched()
-        assert api.mutate(made, operation, asked["request"]["oldObject"]).patch == []
+        patched = answer.patched()
+        assert api.mutate(patched, operation, sent["request"]["oldObject"]).patch == []
 
 
 @given(st.binary(max_size=300), st.sampled_from(ROUTES), st.sampled_from(["flask", "short"]))
-def test_no_bytes_are_a_fault_of_ours(sent: bytes, route: str, way: str) -> None:
-    """Both ways."""
-    assert caller(way).send(route, sent).status == 400
+def test_random_bytes_are_malformed_on_both_paths(sent: bytes, route: str, path: str) -> None:
+    assert caller(path).send(route, sent).status == 400
 
 
 @given(st.data())
-def test_no_damage_to_a_review_is_a_fault_of_ours(data: st.DataObject) -> None:
-    """Bytes changed, taken out, doubled."""
+def test_a_damaged_review_causes_no_internal_error(data: st.DataObject) -> None:
+    """Bytes are changed, removed and inserted."""
     sent = bytearray(body())
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(sent) - 1))
-        sent[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        position = data.draw(st.integers(0, len(sent) - 1))
+        sent[position : position + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     for route in ROUTES:
         assert caller("short").send(route, bytes(sent)).status in (200, 400)

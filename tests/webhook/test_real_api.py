@@ -18,7 +18,7 @@ from tests.cluster.real import ClusterError, RealCluster
 from tests.conftest import SharedClusters
 from tests.waiting import eventually
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, note, pod, workload
-from tests.webhook.running import Authority, RunningWebhook, controlled, register, unregister
+from tests.webhook.running import Authority, RunningWebhook, register, run_controller, unregister
 from tests.webhook.service import Service
 from tests.webhook.test_refusals import WRONG
 from tests.webhook.test_rewriting import WRITTEN_AS
@@ -77,7 +77,10 @@ def governed(
     real = shared_clusters.get(node=False)
     authority = Authority(tmp_path_factory.mktemp("webhook") / "tls")
     settings = ("vocabularies.hami=true", f"webhook.shortPath={request.param}")
-    with controlled(real, authority.folder.parent), RunningWebhook(authority, real.kubeconfig, *settings) as webhook:
+    with (
+        run_controller(real, authority.folder.parent),
+        RunningWebhook(authority, real.kubeconfig, *settings) as webhook,
+    ):
         try:
             register(real, CONFIGURATION, webhook.port, authority)
             yield Governed(real, webhook, authority)

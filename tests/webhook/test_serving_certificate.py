@@ -1,4 +1,4 @@
-"""The serving certificate: taken when it is good, kept when the next one is not."""
+"""The serving certificate: a valid pair is loaded, an invalid one never replaces it."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from certs.key_pairs import CertificateError, pair_of, read_pair
 from tests.running import HOST
 from tests.webhook.running import Authority
-from webhook.serving_certificate import ServingCertificate
+from webhook.serving_certificate import CertificateLoaded, CertificateRejected, ServingCertificate
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 
@@ -22,88 +23,97 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def certificates(authority: Authority) -> ServingCertificate:
-    """A keeper that has taken a good certificate."""
-    keeper = ServingCertificate(authority.folder, HOST)
-    assert keeper.refresh().startswith(f"serving a certificate for {HOST} until ")
-    return keeper
+    """One that has loaded a valid pair."""
+    certificates = ServingCertificate(authority.folder, HOST)
+    loaded = certificates.refresh()
+    assert isinstance(loaded, CertificateLoaded)
+    assert (loaded.pair.names, loaded.problem) == ((HOST,), "")
+    return certificates
 
 
-def test_nothing_is_said_while_nothing_changes(certificates: ServingCertificate) -> None:
-    """It is looked at every few seconds."""
-    assert certificates.refresh() == ""
-    assert certificates.is_good
+def rejection(certificates: ServingCertificate) -> str:
+    """Refresh, and return why the pair on disk was rejected."""
+    change = certificates.refresh()
+    assert isinstance(change, CertificateRejected)
+    return change.error
 
 
-def test_a_new_certificate_is_taken(authority: Authority, certificates: ServingCertificate) -> None:
-    """As soon as it is there."""
+def test_a_refresh_without_a_change_reports_nothing(certificates: ServingCertificate) -> None:
+    assert certificates.refresh() is None
+    assert certificates.is_valid
+
+
+def test_a_new_certificate_is_loaded(authority: Authority, certificates: ServingCertificate) -> None:
     before = certificates.in_use
     authority.issue()
-    assert "serving" in certificates.refresh()
+    assert isinstance(certificates.refresh(), CertificateLoaded)
     assert certificates.in_use != before
 
 
-BAD = {
+INVALID = {
     "half written": lambda cert, key: (cert[: len(cert) // 2], key),
     "empty": lambda _, key: (b"", key),
     "without key": lambda cert, _: (cert, b""),
-    "with another's key": lambda cert, _: (cert, trustme.CA().issue_cert(HOST).private_key_pem.bytes()),
-    "no PEM": lambda _, key: (b"hello", key),
+    "with the key of another certificate": lambda cert, _: (
+        cert,
+        trustme.CA().issue_cert(HOST).private_key_pem.bytes(),
+    ),
+    "not PEM": lambda _, key: (b"hello", key),
 }
 
 
-@pytest.mark.parametrize("spoil", BAD.values(), ids=BAD.keys())
-def test_a_bad_pair_never_replaces_a_good_one(
+@pytest.mark.parametrize("spoil", INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_pair_never_replaces_a_valid_one(
     authority: Authority, certificates: ServingCertificate, spoil: object
 ) -> None:
-    """It is told once, and counted."""
+    """It is reported and counted once, although it is read again with every refresh."""
     before = certificates.in_use
-    made = authority.ca.issue_cert(HOST)
+    issued = authority.ca.issue_cert(HOST)
     assert callable(spoil)
-    authority.put(*spoil(made.cert_chain_pems[0].bytes(), made.private_key_pem.bytes()))
-    assert certificates.refresh().startswith("certificate not taken: ")
-    assert certificates.refresh() == ""
+    authority.put(*spoil(issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes()))
+    assert rejection(certificates).startswith(str(authority.folder))
+    assert certificates.refresh() is None
     assert certificates.in_use == before
-    assert certificates.failures == 1
-    assert certificates.is_good
+    assert certificates.rejected_count == 1
+    assert certificates.is_valid
     authority.issue()
-    assert "serving" in certificates.refresh()
+    assert isinstance(certificates.refresh(), CertificateLoaded)
 
 
-def test_an_expired_one_or_one_for_another_name_does_not_either(
+def test_a_pair_that_callers_would_reject_never_replaces_a_valid_one(
     authority: Authority, certificates: ServingCertificate
 ) -> None:
-    """Callers would refuse it."""
     authority.issue(not_after=datetime.now(UTC) - timedelta(hours=1), not_before=datetime.now(UTC) - timedelta(hours=2))
-    assert "expired" in certificates.refresh()
+    assert "expired" in rejection(certificates)
     authority.issue("other.example.org")
-    assert "made for other.example.org, not for 127.0.0.1" in certificates.refresh()
+    assert "made for other.example.org, not for 127.0.0.1" in rejection(certificates)
     authority.issue(not_before=datetime.now(UTC) + timedelta(hours=1))
-    assert "valid only from" in certificates.refresh()
-    assert certificates.is_good
+    assert "valid only from" in rejection(certificates)
+    assert certificates.is_valid
 
 
-def test_missing_files_leave_the_one_in_use(authority: Authority, certificates: ServingCertificate) -> None:
-    """A secret may be deleted."""
+def test_the_pair_in_use_stays_when_its_files_disappear(authority: Authority, certificates: ServingCertificate) -> None:
+    """As when the Secret is deleted."""
     (authority.folder / "..data").unlink()
-    assert "cannot be read" in certificates.refresh()
-    assert certificates.is_good
+    assert "cannot be read" in rejection(certificates)
+    assert certificates.is_valid
 
 
-def test_something_is_better_than_nothing(tmp_path: Path) -> None:
-    """A first pair that is expired is served, and said to be."""
+def test_an_expired_pair_is_loaded_if_there_is_no_other(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "tls")
     authority.issue(not_after=datetime.now(UTC) - timedelta(hours=1), not_before=datetime.now(UTC) - timedelta(hours=2))
-    keeper = ServingCertificate(authority.folder, HOST)
-    assert "expired" in keeper.refresh()
-    assert keeper.in_use is not None
-    assert not keeper.is_good
+    certificates = ServingCertificate(authority.folder, HOST)
+    loaded = certificates.refresh()
+    assert isinstance(loaded, CertificateLoaded)
+    assert "expired" in loaded.problem
+    assert certificates.in_use is not None
+    assert not certificates.is_valid
     authority.issue()
-    keeper.refresh()
-    assert keeper.is_good
+    certificates.refresh()
+    assert certificates.is_valid
 
 
-def test_validity_is_a_matter_of_the_clock_and_the_name(authority: Authority) -> None:
-    """And of nothing else."""
+def test_a_pair_is_valid_for_its_names_between_its_dates(authority: Authority) -> None:
     authority.issue(not_before=NOW, not_after=NOW + timedelta(days=30))
     pair = read_pair(authority.folder)
     assert pair.problem(NOW, HOST) == ""
@@ -113,33 +123,29 @@ def test_validity_is_a_matter_of_the_clock_and_the_name(authority: Authority) ->
     assert pair.problem(NOW, "") == ""
 
 
-def test_a_key_with_a_password_is_said_to_be_one() -> None:
-    """Nobody is here to type it."""
-    made = trustme.CA().issue_cert(HOST)
-    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
-
-    key = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
-    locked = key.private_bytes(
+def test_a_key_with_a_password_is_rejected() -> None:
+    issued = trustme.CA().issue_cert(HOST)
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    encrypted = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.BestAvailableEncryption(b"secret"),
     )
     with pytest.raises(CertificateError, match="without password"):
-        pair_of(made.cert_chain_pems[0].bytes(), locked, "x")
+        pair_of(issued.cert_chain_pems[0].bytes(), encrypted, "x")
 
 
-def test_clients_are_asked_for_a_certificate_only_if_configured(authority: Authority, tmp_path: Path) -> None:
-    """Most API servers have none."""
+def test_client_certificates_are_required_only_with_a_client_ca(authority: Authority, tmp_path: Path) -> None:
     assert ServingCertificate(authority.folder, HOST).context.verify_mode is ssl.CERT_NONE
-    trusted = tmp_path / "ca.pem"
-    authority.ca.cert_pem.write_to_path(str(trusted))
-    keeper = ServingCertificate(authority.folder, HOST, trusted)
-    assert "serving" in keeper.refresh()
-    assert keeper.context.verify_mode is ssl.CERT_REQUIRED
-    assert keeper._latest is not None
-    assert len(keeper._latest.get_ca_certs()) == 1
-    trustme.CA().cert_pem.write_to_path(str(trusted))
-    assert "serving" in keeper.refresh()
-    assert len(keeper._latest.get_ca_certs()) == 1, "a CA that was taken away is trusted no more"
+    client_ca = tmp_path / "ca.pem"
+    authority.ca.cert_pem.write_to_path(str(client_ca))
+    certificates = ServingCertificate(authority.folder, HOST, client_ca)
+    assert isinstance(certificates.refresh(), CertificateLoaded)
+    assert certificates.context.verify_mode is ssl.CERT_REQUIRED
+    assert certificates._latest is not None
+    assert len(certificates._latest.get_ca_certs()) == 1
+    trustme.CA().cert_pem.write_to_path(str(client_ca))
+    assert isinstance(certificates.refresh(), CertificateLoaded)
+    assert len(certificates._latest.get_ca_certs()) == 1, "a removed CA is still trusted"
     missing = ServingCertificate(authority.folder, HOST, tmp_path / "missing")
-    assert "missing: cannot be read" in missing.refresh()
+    assert "missing: cannot be read" in rejection(missing)

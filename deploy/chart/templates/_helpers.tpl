@@ -12,16 +12,17 @@ app.kubernetes.io/name: quotient
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* The configuration as the components read it: the release's own values over the user's. */}}
+{{/* The configuration file of all components: .Values.config, with what the release determines. */}}
 {{- define "quotient.configuration" -}}
 {{- if has .Release.Namespace (list "default" "kube-system" "kube-public" "kube-node-lease") -}}
-{{- fail (printf "namespace %s: others work there; install Quotient into one of its own, as quotient-system" .Release.Namespace) -}}
+{{- /* Admission skips the release's namespace, so other pods in it would not be checked. */ -}}
+{{- fail (printf "--namespace %s: not allowed, because Quotient's namespace is exempt from admission; use a separate one, as quotient-system" .Release.Namespace) -}}
 {{- end -}}
 {{- if hasKey .Values.config "systemNamespace" -}}
-{{- fail "config.systemNamespace: it is the release's own; name it with helm install --namespace" -}}
+{{- fail "config.systemNamespace: not allowed, it is the namespace of the release; set it with helm install --namespace" -}}
 {{- end -}}
 {{- if dig "certificates" "manage" "" .Values.config | toString -}}
-{{- fail "config.certificates.manage: say who makes certificates in certificates.mode" -}}
+{{- fail "config.certificates.manage: not allowed; set certificates.mode instead" -}}
 {{- end -}}
 {{- $own := dict "apiVersion" "quotient.dev/v1" "kind" "Configuration" "systemNamespace" .Release.Namespace -}}
 {{- $managed := dict "certificates" (dict "manage" (eq .Values.certificates.mode "self")) -}}
@@ -40,7 +41,8 @@ app.kubernetes.io/component: {{ .component }}
 {{ if or (dig "vocabularies" "nvidiaGpu" false .Values.config) (dig "vocabularies" "hami" false .Values.config) }}yes{{ end }}
 {{- end }}
 
-{{/* A configuration that is armed stays so in an upgrade; a new one is armed by the controller when there is an answer. */}}
+{{/* Keeps the live failurePolicy in an upgrade. A new configuration has Ignore until the controller sees that the API
+     server reaches the webhook, and sets Fail. */}}
 {{- define "quotient.failurePolicy" -}}
 {{- $live := lookup "admissionregistration.k8s.io/v1" .kind "" "quotient" -}}
 {{- if and $live $live.webhooks (eq .root.Values.webhook.arm "auto") -}}
@@ -52,7 +54,7 @@ Ignore
 
 {{- define "quotient.registrationAnnotations" -}}
 {{- $live := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" "quotient" }}
-{{- /* The emergency exit stays open in an upgrade, until `quotient arm`. */}}
+{{- /* `quotient disarm` outlasts an upgrade, until `quotient arm`. */}}
 quotient.dev/arm: {{ if eq (dig "metadata" "annotations" "quotient.dev/arm" "" ($live | default dict)) "never" }}never{{ else }}{{ .Values.webhook.arm }}{{ end }}
 {{- if eq .Values.certificates.mode "cert-manager" }}
 cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/quotient-webhook
@@ -61,7 +63,7 @@ cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/quotient-webhook
 
 {{- define "quotient.tlsSecret" -}}
 {{- if eq .Values.certificates.mode "provided" -}}
-{{- required "certificates.mode is provided: name the secret in certificates.secretName" .Values.certificates.secretName -}}
+{{- required "certificates.secretName: required with certificates.mode=provided; set it to the Secret with tls.crt and tls.key" .Values.certificates.secretName -}}
 {{- else -}}
 quotient-webhook-tls
 {{- end -}}
@@ -76,7 +78,7 @@ quotient-webhook-tls
 {{- end }}
 
 {{- define "quotient.image" -}}
-{{ required "image is empty: build one (README, Install) and name it with --set image=REGISTRY/quotient:TAG" .Values.image }}
+{{ required "image: required; build one (README, Install) and set it with --set image=REGISTRY/quotient:TAG" .Values.image }}
 {{- end }}
 
 {{- define "quotient.podSecurity" -}}
@@ -123,6 +125,6 @@ readinessProbe:
 
 {{- define "quotient.caBundle" -}}
 {{- if eq .Values.certificates.mode "provided" -}}
-caBundle: {{ required "certificates.mode is provided: give its CA as PEM in certificates.caBundle" .Values.certificates.caBundle | b64enc }}
+caBundle: {{ required "certificates.caBundle: required with certificates.mode=provided; set it to the CA in PEM" .Values.certificates.caBundle | b64enc }}
 {{- end -}}
 {{- end }}

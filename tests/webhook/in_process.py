@@ -1,0 +1,81 @@
+"""A worker with its connections in the test's own process, without TLS and gunicorn's arbiter.
+
+Everything between the socket and `Responder` is real: `ShortPathConnection`, gunicorn's protocol and parser, Flask.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+from gunicorn.config import Config
+
+from settings.configuration import WebhookSettings
+from tests.running import HOST
+from tests.webhook.reviews import MIB, caller
+from webhook.asgi_app import AsgiApp
+from webhook.flask_app import create_app
+from webhook.gunicorn_server import GunicornLogger, WebhookWorker
+from webhook.metrics import Metrics
+from webhook.responding import FindPod
+from webhook.short_path_connection import ShortPathConnection
+
+TIMEOUT_S = 10.0
+
+
+def new_worker(find_pod: FindPod = lambda *_: None) -> WebhookWorker:
+    """Build a worker as the arbiter does; `find_pod` reads the pods of Bindings."""
+    responder = caller("short")._responder
+    responder._find_pod = find_pod
+    service = SimpleNamespace(
+        settings=WebhookSettings(),
+        metrics=Metrics(),
+        responder=responder,
+        asgi_app=AsgiApp(create_app(responder, 8 * MIB), max_body=8 * MIB, body_timeout_s=5.0),
+        record_heartbeat=lambda: None,
+    )
+    config = Config()
+    return WebhookWorker(1, 0, [], SimpleNamespace(wsgi=lambda: service), 30, config, GunicornLogger(config))
+
+
+class Client:
+    """One client connection, with the server's side of it."""
+
+    def __init__(self, worker: WebhookWorker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        (self.server_side,) = worker.connections
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def read_answer(self) -> tuple[bytes, bytes]:
+        """Read one answer: head, in lower case, and body."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        (length,) = (line.split(b":")[1] for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+        return head, await self.reader.readexactly(int(length))
+
+
+async def run_loop_until(condition: Callable[[], object]) -> None:
+    """Let the event loop run until a condition holds."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 - conditions of the server, which sets no events
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def connect_client(worker: WebhookWorker) -> AsyncIterator[Client]:
+    """Serve on a free port, and connect one client."""
+    worker.loop = asyncio.get_running_loop()
+    worker.load_wsgi()
+    server = await worker.loop.create_server(lambda: ShortPathConnection(worker), HOST, 0)
+    async with asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(HOST, server.sockets[0].getsockname()[1])
+        try:
+            await run_loop_until(lambda: worker.connections)
+            yield Client(worker, reader, writer)
+        finally:
+            writer.close()
+            server.close()
+            await run_loop_until(lambda: not worker.connections)
+            worker.tmp.close()
