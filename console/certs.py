@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from certs.authority import issue, new_authority
-from certs.certificate_secrets import CA_SECRET, CertificateSecrets, RotationTarget
-from certs.key_pairs import CERTIFICATE, KEY, CertificateError, KeyPair, certificates_in, format_time, names_of
+from certs.certificate_secrets import CertificateSecrets, RotationTarget
+from certs.key_pairs import CertificateError, KeyPair, certificates_in, format_time, names_of
 from certs.renewal import due_for_renewal, is_signed_by, needs_renewal
 from certs.rotation import CertificateState
 from console.printing import wide_console
@@ -19,6 +19,7 @@ from console.quota import connected
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
+from vcuda.names import CA_SECRET, TLS_CERTIFICATE, TLS_KEY
 
 Row = dict[str, Any]
 
@@ -58,7 +59,7 @@ def standing(configuration: Configuration) -> tuple[list[Row], list[str]]:
         hooks = WebhookConfigurations(cluster, namespace)
         bundles = [bundle for bundle in hooks.bundles() if bundle]
         without = len(hooks.bundles()) - len(bundles)
-        kept = CertificateSecrets(cluster, namespace).read(now).kept
+        kept = CertificateSecrets(cluster, namespace).read(now).state
     except (ApiError, Unavailable) as refused:
         raise click.UsageError(str(refused)) from None
     rows = [row_of(name, pair, bundles) for name, pair in pairs_of(kept)]
@@ -79,7 +80,7 @@ def standing(configuration: Configuration) -> tuple[list[Row], list[str]]:
 
 def pairs_of(kept: CertificateState) -> list[tuple[str, KeyPair]]:
     """Name the CAs that are kept."""
-    named = (("CA", kept.current), ("CA that follows", kept.following))
+    named = (("CA", kept.current), ("CA that follows", kept.next))
     return [(name, pair) for name, pair in named if pair is not None]
 
 
@@ -124,7 +125,7 @@ def rotate(loaded: Loaded, *, leaf: bool) -> None:
 
     configuration = loaded.configuration
     try:
-        CertificateSecrets(connected(configuration), configuration.system_namespace).wish(
+        CertificateSecrets(connected(configuration), configuration.system_namespace).request_rotation(
             RotationTarget.LEAF if leaf else RotationTarget.AUTHORITY
         )
     except NotFound:
@@ -152,7 +153,7 @@ def make(folder: Path, names: tuple[str, ...], *, force: bool) -> None:
         pair = issue(authority, names, now)
     except ValueError as wrong:
         raise click.UsageError(f"--name: {wrong}; write a DNS name or an address") from None
-    files = {"ca.crt": authority.certificate, CERTIFICATE: pair.certificate, KEY: pair.key}
+    files = {"ca.crt": authority.certificate, TLS_CERTIFICATE: pair.certificate, TLS_KEY: pair.key}
     there = [name for name in files if (folder / name).exists()]
     if there and not force:
         raise click.UsageError(f"{folder}: {', '.join(there)} exist already; name another folder, or add --force")

@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from msgspec import Struct
 
-from certs.certificate_secrets import CA_SECRET, LEAF_SECRET, CertificateSecrets, RotationTarget, StoredCertificates
+from certs.certificate_secrets import CertificateSecrets, RotationTarget, StoredCertificates
 from certs.rotation import (
     CertificateState,
     NextStep,
@@ -51,6 +51,7 @@ from controller.webhook_configurations import (
     WebhookConfigurations,
 )
 from vcuda.decision import Unavailable
+from vcuda.names import CA_SECRET, LEAF_SECRET
 
 BEHIND = Selector(labels=f"kubernetes.io/service-name={WEBHOOK}")
 REPLICAS = Selector(labels="app.kubernetes.io/name=quotient,app.kubernetes.io/component=webhook")
@@ -181,13 +182,13 @@ class CertificateController:
         found = NextStep(Step.WAIT, "")
         for _ in range(MOST_STEPS):
             stored = self._vault.read(self._wall())
-            wanted, outside = self._wanted(stored), self._outside(stored.kept)
-            found = next_step(stored.kept, wanted, self._wall(), outside)
+            wanted, outside = self._wanted(stored), self._outside(stored.state)
+            found = next_step(stored.state, wanted, self._wall(), outside)
             # Once everything is remembered that somebody relies on, this is what callers should trust.
-            if found.step not in (Step.BEGIN, Step.REMEMBER) and self._hooks.publish(stored.kept.bundle):
-                outside = self._outside(stored.kept)
-                found = next_step(stored.kept, wanted, self._wall(), outside)
-            self.found = CertificateStatus(stored.kept, found)
+            if found.step not in (Step.BEGIN, Step.REMEMBER) and self._hooks.publish(stored.state.bundle):
+                outside = self._outside(stored.state)
+                found = next_step(stored.state, wanted, self._wall(), outside)
+            self.found = CertificateStatus(stored.state, found)
             if found.step in (Step.WAIT, Step.REST):
                 break
             self._take(found, stored, wanted, outside)
@@ -195,25 +196,25 @@ class CertificateController:
         return Step.WAIT if Step.WAIT in (found.step, arming) else Step.REST
 
     def _wanted(self, stored: StoredCertificates) -> RotationRequest:
-        if stored.wish and stored.wish not in [*RotationTarget]:
+        if stored.requested and stored.requested not in [*RotationTarget]:
             self._log.warning(
-                "wish_not_understood", wish=stored.wish, remedy=f"write one of {', '.join(RotationTarget)}"
+                "wish_not_understood", wish=stored.requested, remedy=f"write one of {', '.join(RotationTarget)}"
             )
         return RotationRequest(
             self._terms.names,
-            new_authority=stored.wish == RotationTarget.AUTHORITY,
-            new_leaf=stored.wish == RotationTarget.LEAF,
+            new_authority=stored.requested == RotationTarget.AUTHORITY,
+            new_leaf=stored.requested == RotationTarget.LEAF,
         )
 
     def _take(
         self, found: NextStep, stored: StoredCertificates, wanted: RotationRequest, outside: ObservedTrust
     ) -> None:
         """Take a step, and store what came of it; Conflict if somebody else did meanwhile."""
-        kept = apply_step(found.step, stored.kept, wanted, self._wall(), outside)
+        kept = apply_step(found.step, stored.state, wanted, self._wall(), outside)
         granted = (found.step is Step.PREPARE and wanted.new_authority) or (
             found.step is Step.ISSUE and wanted.new_leaf
         )
-        self._vault.write(stored, kept, granted=granted)
+        self._vault.write(stored, kept, clear_request=granted)
         self._log.info("certificates", step=found.step.value, why=found.why)
 
     def _outside(self, kept: CertificateState) -> ObservedTrust:

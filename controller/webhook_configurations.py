@@ -23,8 +23,7 @@ from cluster.objects import (
     RegisteredWebhook,
     WebhookConfiguration,
 )
-from settings.configuration import WEBHOOK_SERVICE
-from vcuda.names import API_GROUP
+from vcuda.names import API_GROUP, WEBHOOK_SERVICE
 
 CONFIGURATION_NAME = "quotient"
 # Field managers, one for each thing that is kept.

@@ -23,6 +23,21 @@ QUOTA_STATUS, STATUS_LABEL, STATUS_KEY = "gpu-quota-status", f"{API_GROUP}/quota
 QUOTA_KEY = "quota.yaml"
 LEGACY_NAMESPACE, LEGACY_NAME, LEGACY_KEY = "kube-system", "gpuquota", "gpu_quota"
 
+# Quotient's installation: its namespace if none is configured, the Service that the API server calls for admission, and
+# the recommended labels of Kubernetes on everything that Quotient creates for itself.
+DEFAULT_SYSTEM_NAMESPACE, WEBHOOK_SERVICE = "quotient-system", "quotient-webhook"
+APP_LABEL, COMPONENT_LABEL, APP = "app.kubernetes.io/name", "app.kubernetes.io/component", "quotient"
+
+# The webhook's certificates. The CA's secret is readable by the controller alone: it holds the CA in use and, during a
+# rotation, the next one, each as `<prefix>.crt` and `<prefix>.key`, and the certificates of former CAs.
+CA_SECRET, CURRENT_CA, NEXT_CA, FORMER_CAS = "quotient-ca", "ca", "next", "former.crt"
+# The leaf's secret is mounted by the webhook. Its keys are those of Kubernetes' TLS secrets, and the mounted files' names.
+LEAF_SECRET, TLS_SECRET_TYPE = "quotient-webhook-tls", "kubernetes.io/tls"
+TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
+# Annotation of the CA's secret: requests a rotation that is not due yet.
+ROTATE_ANNOTATION = f"{API_GROUP}/rotate"
+CERTIFICATE_LABELS = {APP_LABEL: APP, COMPONENT_LABEL: "certificates"}
+
 NANO_PERCENT = "nano-gpu/gpu-percent"
 AWS_VGPU = ("k8s.amazonaws.com/vgpu", "eks.amazonaws.com/vgpu")
 NVIDIA_GPU = "nvidia.com/gpu"
@@ -43,6 +58,8 @@ MIRROR = "kubernetes.io/config.mirror"
 # What `kubectl apply` last applied, as JSON.
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 DEFAULT_SCHEDULER = "default-scheduler"
+# The immutable label with the namespace's name that the API server sets on every namespace.
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 
 # The ancestors' documentation and code disagree on these; nodes in the field carry either.
 ANCESTOR_MODEL_LABELS = ("gaia.tencent.com/gpu-model", "tkestack.io/gpu-model", "gaia.nvidia.com/gpu-model")

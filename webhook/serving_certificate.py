@@ -10,14 +10,15 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-from certs.key_pairs import CERTIFICATE, KEY, CertificateError, KeyPair, format_time, read_pair
+from certs.key_pairs import CertificateError, KeyPair, format_time, read_pair
+from vcuda.names import TLS_CERTIFICATE, TLS_KEY
 
 
 def put_into(context: ssl.SSLContext, pair: KeyPair) -> None:
     """Give a pair to a TLS context. It wants files, and must get the very bytes that were checked."""
     with ExitStack() as stack:
         paths = []
-        for name, content in ((CERTIFICATE, pair.certificate), (KEY, pair.key)):
+        for name, content in ((TLS_CERTIFICATE, pair.certificate), (TLS_KEY, pair.key)):
             handle = os.memfd_create(name)
             stack.callback(os.close, handle)
             os.write(handle, content)

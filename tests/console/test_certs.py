@@ -58,7 +58,7 @@ def test_a_rotation_can_be_asked_for(world: World) -> None:
     world.settle()
     assert world.kept().current == between.current
     assert world.kept().leaf != between.leaf
-    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).wish == ""
+    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).requested == ""
 
 
 def test_files_can_be_made(tmp_path: Path) -> None:

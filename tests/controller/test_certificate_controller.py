@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from certs.certificate_secrets import CA_SECRET, LEAF_SECRET, CertificateSecrets, RotationTarget
+from certs.certificate_secrets import CertificateSecrets, RotationTarget
 from certs.renewal import is_signed_by
 from certs.rotation import Step
 from cluster.errors import NotFound
@@ -27,6 +27,7 @@ from cluster.objects import (
 from controller.certificate_controller import CertificateController, CertificateTerms
 from controller.webhook_configurations import ARM, CONTROLLER, WEBHOOK, WebhookConfigurations
 from settings.configuration import Configuration
+from vcuda.names import CA_SECRET, LEAF_SECRET
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
@@ -120,7 +121,7 @@ class World:
         return {base64.b64decode(hook.client_config.ca_bundle) for each in self.hooks() for hook in each.webhooks}
 
     def kept(self) -> Any:
-        return CertificateSecrets(self.cluster, SYSTEM).read(self.now).kept
+        return CertificateSecrets(self.cluster, SYSTEM).read(self.now).state
 
     def settle(self) -> None:
         """Let everybody go on until there is nothing left to do."""
@@ -194,7 +195,7 @@ def test_rotation_waits_for_callers_and_replicas(world: World) -> None:
     world.replica(2)
     world.settle()
     first = world.kept()
-    CertificateSecrets(world.cluster, SYSTEM).wish(RotationTarget.AUTHORITY)
+    CertificateSecrets(world.cluster, SYSTEM).request_rotation(RotationTarget.AUTHORITY)
     world.certificate_controller = world.new_certificate_controller()
     assert world.certificate_controller.look() is Step.WAIT
     both = world.kept()
@@ -204,7 +205,7 @@ def test_rotation_waits_for_callers_and_replicas(world: World) -> None:
     world.ticks += 31
     world.certificate_controller.look()
     after = world.kept()
-    assert after.current == both.following
+    assert after.current == both.next
     assert world.leaf() != first.leaf.certificate
     assert world.bundles() == {both.bundle}
     world.read(1)
@@ -223,11 +224,11 @@ def test_a_new_leaf_can_be_asked_for(world: World) -> None:
     world.replica(1)
     world.settle()
     first = world.kept()
-    CertificateSecrets(world.cluster, SYSTEM).wish(RotationTarget.LEAF)
+    CertificateSecrets(world.cluster, SYSTEM).request_rotation(RotationTarget.LEAF)
     world.settle()
     assert world.kept().current == first.current
     assert world.kept().leaf != first.leaf
-    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).wish == ""
+    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).requested == ""
 
 
 def expired(world: World) -> None:

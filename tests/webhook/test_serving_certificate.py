@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from certs.key_pairs import CertificateError, pair_of, read_pair
+from certs.key_pairs import CertificateError, parse_pair, read_pair
 from tests.running import HOST
 from tests.webhook.running import Authority
 from webhook.serving_certificate import ServingCertificate
@@ -76,9 +76,9 @@ def test_an_expired_one_or_one_for_another_name_does_not_either(
     authority.issue(not_after=datetime.now(UTC) - timedelta(hours=1), not_before=datetime.now(UTC) - timedelta(hours=2))
     assert "expired" in certificates.refresh()
     authority.issue("other.example.org")
-    assert "made for other.example.org, not for 127.0.0.1" in certificates.refresh()
+    assert "valid for other.example.org, not for 127.0.0.1" in certificates.refresh()
     authority.issue(not_before=datetime.now(UTC) + timedelta(hours=1))
-    assert "valid only from" in certificates.refresh()
+    assert "not valid before" in certificates.refresh()
     assert certificates.is_good
 
 
@@ -124,8 +124,8 @@ def test_a_key_with_a_password_is_said_to_be_one() -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.BestAvailableEncryption(b"secret"),
     )
-    with pytest.raises(CertificateError, match="without password"):
-        pair_of(made.cert_chain_pems[0].bytes(), locked, "x")
+    with pytest.raises(CertificateError, match="unencrypted"):
+        parse_pair(made.cert_chain_pems[0].bytes(), locked, "x")
 
 
 def test_clients_are_asked_for_a_certificate_only_if_configured(authority: Authority, tmp_path: Path) -> None:
