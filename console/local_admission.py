@@ -39,7 +39,7 @@ class LocalAdmission:
         # Its probes are of no use here, and must not be in anybody's way.
         quiet = replace(configuration.controller, address="127.0.0.1", ops_port=0)
         self._controller = ControllerService(replace(configuration, controller=quiet), cluster)
-        default = configuration.quota_by_default()
+        default = configuration.parse_default_quota()
         self._quota_source = ClusterQuotaSource(cluster, rules.scheme, configuration.system_namespace, default)
         self._committer = LedgerCommitter(LedgerStore(cluster, configuration.system_namespace))
         admission = Admission(rules, self._quota_source)

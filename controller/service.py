@@ -34,7 +34,7 @@ class Service:
         )
         owners = OwnerReferences(cluster)
         ledger_store = LedgerStore(cluster, configuration.system_namespace)
-        self.quotas = QuotaCache(cluster, scheme, configuration.quota_by_default(), ledger_store)
+        self.quotas = QuotaCache(cluster, scheme, configuration.parse_default_quota(), ledger_store)
         self.elector = LeaderElector(
             cluster,
             LEASE,

@@ -11,7 +11,7 @@ import pytest
 
 from settings import configuration
 from settings.configuration import Configuration
-from settings.loading import leaves, load, variable_of
+from settings.loading import value_paths, load, environment_variable
 from tests.cluster.supervisor import ROOT
 from vcuda.decision import Code
 from vcuda.names import DEFAULT_DOMAIN
@@ -51,8 +51,8 @@ def test_the_documented_configuration_is_the_default_one(tmp_path: Path) -> None
     file.write_text(block[1])
     loaded = load(file, {})
     assert loaded.configuration == Configuration()
-    assert set(leaves(Configuration)) <= set(loaded.sources)
-    assert variable_of("vocabularies.vgpuPerGpu") in text
+    assert set(value_paths(Configuration)) <= set(loaded.sources)
+    assert environment_variable("vocabularies.vgpuPerGpu") in text
 
 
 def test_every_code_of_a_pods_request_is_documented() -> None:

@@ -33,7 +33,7 @@ TYPES = {
 UNITS = {"str": "character", "bytes": "byte", "array": "item", "object": "field"}
 BOUNDS = {">=": "at least", "<=": "at most", ">": "greater than", "<": "less than"}
 
-INVALID, OUT_OF_RANGE = "is not valid", "is out of range"
+INVALID, OUT_OF_RANGE, UNKNOWN_FIELD = "is not valid", "is out of range", "is not a known field"
 FIXED = {
     "Integer value out of range": OUT_OF_RANGE,
     "Number out of range": OUT_OF_RANGE,
@@ -43,7 +43,7 @@ FIXED = {
     "Input data was truncated": "is incomplete: the JSON ends too early",
 }
 FIELD = re.compile(r"Object (?P<problem>missing required|contains unknown) field `(?P<field>.*)`", re.DOTALL)
-FIELD_PROBLEMS = {"missing required": "is required, but missing", "contains unknown": "is not a known field"}
+FIELD_PROBLEMS = {"missing required": "is required, but missing", "contains unknown": UNKNOWN_FIELD}
 # The value that is wrong: a path, or the keys of the mapping at a path. Values under a mapping's keys are `[...]`.
 LOCATION = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`$")
 

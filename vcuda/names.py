@@ -31,7 +31,7 @@ APP_LABEL, COMPONENT_LABEL, APP = "app.kubernetes.io/name", "app.kubernetes.io/c
 # The webhook's certificates. The CA's secret is readable by the controller alone: it holds the CA in use and, during a
 # rotation, the next one, each as `<prefix>.crt` and `<prefix>.key`, and the certificates of former CAs.
 CA_SECRET, CURRENT_CA, NEXT_CA, FORMER_CAS = "quotient-ca", "ca", "next", "former.crt"
-# The leaf's secret is mounted by the webhook. Its keys are those of Kubernetes' TLS secrets, and the mounted files' names.
+# The leaf's secret is mounted by the webhook: its keys, those of every TLS secret, are the names of the mounted files.
 LEAF_SECRET, TLS_SECRET_TYPE = "quotient-webhook-tls", "kubernetes.io/tls"
 TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
 # Annotation of the CA's secret: requests a rotation that is not due yet.

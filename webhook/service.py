@@ -56,7 +56,7 @@ class Service:
         self.settings = settings = configuration.webhook
         self.config = admission_config_of(configuration)
         self.quota_source = ClusterQuotaSource(
-            cluster, self.config.scheme, configuration.system_namespace, configuration.quota_by_default()
+            cluster, self.config.scheme, configuration.system_namespace, configuration.parse_default_quota()
         )
         self.committer = LedgerCommitter(LedgerStore(cluster, configuration.system_namespace))
         self.metrics = Metrics(self.committer.counts)
