@@ -138,4 +138,7 @@ def explained(text: str, loader: Loader, wrong: BaseException) -> DocumentError:
         mark = wrong.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         return DocumentError(f"{where}not YAML: {wrong.problem}")
+    if "set_int_max_str_digits" in str(wrong):
+        # Python's own message advises programmers to raise its limit of 4300 digits.
+        return DocumentError("a number has too many digits")
     return DocumentError(f"not YAML: {wrong or type(wrong).__name__}")

@@ -97,7 +97,8 @@ INVALID_FILES = {
         HEAD + "webhook: {keepAliveS: 0}\n",
         "webhook.keepAliveS: 0: must be greater than 0",
     ),
-    "a number of thousands of digits": (
+    "a number of thousands of digits": (HEAD + f"memoryUnitMiB: {'9' * 5000}\n", "a number has too many digits"),
+    "a hexadecimal number of thousands of digits": (
         HEAD + f"memoryUnitMiB: 0x{'f' * 5000}\n",
         "memoryUnitMiB: must be at most 1048576",
     ),
