@@ -14,7 +14,7 @@ from rich.table import Table
 
 from console.printing import wide_console
 from settings.configuration import Configuration
-from settings.loading import ConfigurationError, Loaded, value_paths, load, lookup, environment_variable
+from settings.loading import ConfigurationError, Loaded, environment_variable, load, lookup, value_paths
 from settings.logs import configure_logs
 
 # Each command, and the module that holds it.

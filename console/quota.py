@@ -118,7 +118,7 @@ def connected(configuration: Configuration) -> Any:  # noqa: ANN401 - a cluster,
     from cluster.api import connect  # noqa: PLC0415
 
     try:
-        return connect(configuration.cluster.kubeconfig, configuration.cluster.context).bounded(15)
+        return connect(configuration.cluster.kubeconfig, configuration.cluster.context).with_timeout(15)
     except Unavailable as away:
         raise click.UsageError(str(away)) from None
 

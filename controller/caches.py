@@ -70,7 +70,7 @@ class ControllerCaches:
 
     def pods_in(self, namespace: str) -> list[PodUsage]:
         """Give the GPU pods of a namespace."""
-        return self.pods.indexed(BY_NAMESPACE, namespace)
+        return self.pods.by_index(BY_NAMESPACE, namespace)
 
     def namespaces_on(self, node: str) -> set[str]:
         """Name the namespaces that have GPU pods on a node."""

@@ -40,7 +40,7 @@ class Service:
             LEASE,
             configuration.system_namespace,
             configuration.controller.identity or f"{socket.gethostname()}-{os.getpid()}",
-            terms=terms,
+            timings=terms,
             on_start=self._begin_to_lead,
             owners=owners,
         )

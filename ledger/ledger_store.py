@@ -58,7 +58,7 @@ class LedgerStore:
 
     def bounded(self, timeout_s: float) -> "LedgerStore":
         """Give the same books with calls that take no longer than this."""
-        return LedgerStore(self._cluster.bounded(timeout_s), self._system_namespace, self._owners)
+        return LedgerStore(self._cluster.with_timeout(timeout_s), self._system_namespace, self._owners)
 
     def read(self, namespace: str) -> StoredLedger | None:
         """Read the ledger of a namespace; None if there is none."""

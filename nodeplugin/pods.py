@@ -182,7 +182,7 @@ class NodePods:
     def asked(self) -> PodsByUid | None:
         """Ask the API server itself; None if it does not answer in time."""
         try:
-            found = self._cluster.bounded(REFRESH_S).list(PODS, selector=self._selector).items
+            found = self._cluster.with_timeout(REFRESH_S).list(PODS, selector=self._selector).items
         except (ApiError, Unavailable) as away:
             self._log.warning("pods_not_asked", cause=str(away))
             return None

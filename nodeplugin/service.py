@@ -124,7 +124,7 @@ class Service:
             self.node,
             self.metrics.registry,
             self.sampler.sample,
-            CachedAuthorizer(cluster.bounded(5.0)),
+            CachedAuthorizer(cluster.with_timeout(5.0)),
             live=self.not_live,
             ready=self.not_ready,
         )
@@ -231,7 +231,7 @@ class Service:
 
     def _detected(self) -> InjectionMode:
         try:
-            info = self._cluster.bounded(DETECT_S).get(NODES, self.node).status.node_info
+            info = self._cluster.with_timeout(DETECT_S).get(NODES, self.node).status.node_info
         except (ApiError, Unavailable) as away:
             self._log.warning("runtime_unknown", cause=str(away))
             return self._remembered.way or "native"

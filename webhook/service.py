@@ -127,7 +127,8 @@ class Service:
     def show_decisions(self, authorization: str, namespace: str, limit: int) -> HttpReply:
         """Show the last decisions to whoever may see them."""
         try:
-            refused = authorization_failure(self._cluster.bounded(self.settings.answer_within_s), authorization, PATH)
+            cluster = self._cluster.with_timeout(self.settings.answer_within_s)
+            refused = authorization_failure(cluster, authorization, PATH)
         except Unavailable as away:
             return HttpReply(503, f"{away}\n".encode(), TEXT)
         if refused is not None:
@@ -137,7 +138,7 @@ class Service:
     def find_pod(self, namespace: str, name: str, within_s: float) -> PodToBind | None:
         """Look a pod up; None if there is none."""
         try:
-            found = self._cluster.bounded(within_s).get(PODS, name, namespace)
+            found = self._cluster.with_timeout(within_s).get(PODS, name, namespace)
         except NotFound:
             return None
         return PodToBind(found.metadata.uid, found.metadata.annotations, found.spec)

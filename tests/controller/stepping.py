@@ -87,7 +87,7 @@ class Stepping:
         actor.pause()
         return done
 
-    def bounded(self, timeout_s: float) -> "Stepping":  # noqa: ARG002
+    def with_timeout(self, timeout_s: float) -> "Stepping":  # noqa: ARG002
         return self
 
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
@@ -119,8 +119,8 @@ class Stepping:
         made: T = self._stepwise(self._cluster.patch, kind, name, namespace, changes, **options)
         return made
 
-    def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], **options: Any) -> T:
-        made: T = self._stepwise(self._cluster.apply, kind, found, fields, **options)
+    def apply(self, kind: Kind[T], current: T, fields: Mapping[str, Any], **options: Any) -> T:
+        made: T = self._stepwise(self._cluster.apply, kind, current, fields, **options)
         return made
 
     def delete(self, kind: Kind[T], name: str, namespace: str = "", **options: Any) -> None:
