@@ -51,7 +51,7 @@ def format_time(time: datetime) -> str:
 
 
 def read_pair(folder: Path) -> KeyPair:
-    """Read and check `tls.crt` and `tls.key`; CertificateError names the file that is wrong."""
+    """Read and check `tls.crt` and `tls.key`; CertificateError names the invalid file."""
     contents: list[bytes] = []
     for name in (TLS_CERTIFICATE, TLS_KEY):
         try:

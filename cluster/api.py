@@ -38,6 +38,7 @@ Response = TypeVar("Response")
 # Few large pages: where the API server reads a page from etcd, etcd counts all remaining objects for each of them.
 PAGE_SIZE = 5000
 CALL_TIMEOUT_S = 30.0
+# Redirects are not followed: an API server sends none, so it would be a proxy's login page.
 HTTP_REDIRECT = 300
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
@@ -91,6 +92,7 @@ class ApiCluster:
         self._credentials: Credentials = connection.credentials
 
     def with_timeout(self, timeout_s: float) -> "ApiCluster":
+        # Shares the connection pool and the credentials.
         other = copy.copy(self)
         other._timeout_s = timeout_s  # noqa: SLF001 - our own copy
         return other
@@ -147,6 +149,7 @@ class ApiCluster:
         query = selector_query(selector) | {
             "watch": "1",
             "resourceVersion": since,
+            # Without bookmarks the version of a quiet kind gets too old to watch from.
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
@@ -312,6 +315,7 @@ def decode_response(type_: type[Response], raw: bytes | msgspec.Raw) -> Response
 
 def response_lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
     """Yield the complete lines of a streamed response; Unavailable if the connection breaks."""
+    # A chunk may end in the middle of a line. An unfinished last line is dropped: the next watch repeats its change.
     rest = b""
     try:
         for chunk in response.stream(65536, decode_content=True):

@@ -44,6 +44,7 @@ def authorization_failure(cluster: Cluster, authorization: str, path: str) -> Au
         if not cluster.create(ACCESS_REVIEWS, AccessReview(spec=spec)).status.allowed:
             return 403, f"{user.username} may not get {path}: bind a ClusterRole with this nonResourceURL"
     except ApiError as error:
+        # Unavailable is not caught: without a decision the caller answers 503, not 403.
         return 403, f"the token cannot be checked: {error}"
     return None
 

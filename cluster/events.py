@@ -39,6 +39,7 @@ class EventRecorder:
         name = event_name(about, self._component, type_, reason, text)
         with self._lock:
             count = self._counts[name] = self._counts.pop(name, 0) + 1
+            # The one that was counted least recently goes first; its event continues from the stored count.
             if len(self._counts) > MAX_COUNTS:
                 self._counts.popitem(last=False)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -39,10 +39,12 @@ T = TypeVar("T", bound=Object)
 # Generated names as the API server makes them: no vowels, so no words, and short enough to be a label's value.
 NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 NAME_SUFFIX = 5
+# If a generated name is taken, another one is tried, as often as the API server does.
 NAME_ATTEMPTS = 8
 MAX_NAME_PREFIX = 63 - NAME_SUFFIX
 # Fields of the metadata that clients cannot change.
 SERVER_OWNED = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
+# An API server sends bookmarks about once a minute; tests should not wait that long.
 BOOKMARK_IDLE_S = 1.0
 # The kinds that are deleted with their namespace.
 NAMESPACED: tuple[Kind[Any], ...] = (PODS, CONFIG_MAPS, EVENTS, LEASES)
@@ -65,6 +67,7 @@ class InMemoryCluster:
         return self
 
     def version(self) -> str:
+        # The conformance suite runs against this version.
         return "v1.36.4"
 
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
@@ -98,6 +101,7 @@ class InMemoryCluster:
         raw = normalize(kind, {"apiVersion": kind.api_version, "kind": kind.name, **given})
         check_create(kind, raw["metadata"])
         if kind.plural == PODS.plural:
+            # Status is a subresource: in a create it is ignored.
             raw.pop("status", None)
         for _ in range(NAME_ATTEMPTS):
             try:
@@ -124,6 +128,7 @@ class InMemoryCluster:
             raw["metadata"].get("name", ""),
             dry_run=dry_run,
         )
+        # Defaults again, for what webhooks added.
         raw = apply_defaults(kind, admission.mutate(self.hooks, operation, raw))
         created_at = format_timestamp(self._now())
         raw["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": created_at, "generation": 1}
@@ -218,6 +223,7 @@ class InMemoryCluster:
         operation = Operation("DELETE", kind.api_version, kind.name, kind.plural, key[1], name, old=self._existing(key))
         admission.validate(self.hooks, operation, None)
         with self._store.lock:
+            # Read again: webhooks were called without the lock.
             old = self._existing(key)
             if uid and old["metadata"]["uid"] != uid:
                 raise conflict_error(kind, key)
@@ -251,6 +257,7 @@ class InMemoryCluster:
         for kind in NAMESPACED:
             for obj in self._store.all(kind.plural, namespace)[0]:
                 key = key_of(kind, namespace, obj["metadata"]["name"])
+                # Bound pods are removed at once as well, without waiting for a kubelet.
                 if obj["metadata"].get("finalizers"):
                     self._mark_or_remove(kind, key, obj, 0)
                 else:
@@ -263,6 +270,7 @@ class InMemoryCluster:
         stored = self._store.get(key)
         if stored is None or not stored["metadata"].get("deletionTimestamp"):
             return
+        # Every removal in the namespace ends here, so the last one removes the namespace.
         if not any(self._store.all(kind.plural, namespace)[0] for kind in NAMESPACED):
             self._store.remove(key)
 
@@ -321,6 +329,7 @@ class InMemoryWatch(Generic[T]):
 
     def close(self) -> None:
         self._closed = True
+        # Wakes the thread that waits for the next write.
         with self._store.lock:
             self._store.lock.notify_all()
 

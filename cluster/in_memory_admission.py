@@ -19,6 +19,7 @@ from cluster.objects import Raw
 from vcuda.decision import Unavailable
 
 Review = dict[str, Any]
+# The status code of a denial that names none.
 DENIED_BY_DEFAULT = 403
 
 
@@ -37,7 +38,7 @@ class InMemoryWebhook(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """A request to the API, as webhooks are told of it."""
+    """A request to the API, with what a review says about it."""
 
     operation: str
     api_version: str
@@ -92,9 +93,10 @@ def call_webhook(hook: InMemoryWebhook, operation: Operation, obj: Raw) -> Raw:
     """Return the object as one webhook leaves it; raises its denial, or Unavailable if it failed and fails closed."""
     request = build_review(operation, obj)
     try:
+        # A copy: a webhook in this process could change the object that it is sent.
         response = check_response(hook, request, hook.call(copy.deepcopy(request)))
         changed = apply_patch(obj, response["patch"]) if response.get("patch") and response["allowed"] else obj
-    except Exception as error:  # whatever a webhook does wrong, its failure policy decides
+    except Exception as error:  # whatever the failure, the failure policy decides
         if not hook.fail_closed:
             return obj
         raise Unavailable(f'failed calling webhook "{hook.name}": {error}') from error
@@ -126,6 +128,7 @@ def check_response(hook: InMemoryWebhook, request: Review, review: Review) -> di
         raise ValueError("patch and patchType must be set together")
     if response.get("patch") and not hook.mutating:
         raise ValueError("a validating webhook must not return a patch")
+    # A response without a decision is a denial.
     return {"allowed": False, **response}
 
 

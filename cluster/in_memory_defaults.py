@@ -53,6 +53,7 @@ def normalize(kind: Kind[T], obj: Raw) -> Raw:
         converted(plain, kind.type)
     except DECODE_ERRORS as error:
         raise decode_error(kind, str(describe_decode_error(error))) from None
+    # Everything below relies on a pod's spec.
     if kind.plural == PODS.plural and not plain.get("spec", {}).get("containers"):
         raise invalid_error(kind, "spec.containers: Required value")
     return plain | {"metadata": plain.get("metadata", {})}
@@ -124,6 +125,7 @@ def check_containers(kind: Kind[T], spec: Raw) -> None:
     for path, container in containers:
         resources = container.get("resources", {})
         limits, requests = resources.get("limits", {}), resources.get("requests", {})
+        # Resources with a domain other than Kubernetes' own are extended resources.
         for key in sorted(key for key in {**limits, **requests} if "/" in key and "kubernetes.io/" not in key):
             where = f"{path}.resources.requests[{key}]"
             if key not in limits or parse(limits[key]).nanos != parse(requests.get(key, limits[key])).nanos:
@@ -141,6 +143,7 @@ def check_change(kind: Kind[T], old: Raw, new: Raw) -> None:
         raise invalid_error(
             kind, "metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted"
         )
+    # The field itself cannot be reset either.
     if old.get("immutable") and (old.get("data"), True) != (new.get("data"), new.get("immutable")):
         raise invalid_error(kind, "data: Forbidden: field is immutable when `immutable` is set")
     if kind.plural == PODS.plural and immutable_spec(old) != immutable_spec(new):

@@ -142,7 +142,7 @@ def check_version(since: str) -> None:
 
 
 def check_update(kind: Kind[T], obj: T) -> None:
-    """Reject updates that would lose data: TypeError, as the caller's code is wrong."""
+    """Reject updates that would lose data; TypeError, as this is a bug of the caller."""
     if kind.partial:
         raise TypeError(f"{kind.name} is decoded in part: patch it, an update would drop the fields we do not know")
     if not obj.metadata.resource_version:

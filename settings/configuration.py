@@ -94,7 +94,9 @@ class LogSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     format: Literal["auto", "json", "console"] = "auto"
 
 
+# With port 0 the system chooses one, which tests use.
 Port = Annotated[int, Meta(ge=0, le=65535)]
+# An hour at most: a larger value is probably meant in milliseconds.
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=3600)]
 
@@ -139,6 +141,7 @@ class HealthSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=
 
     poll_s: PositiveSeconds = 5
     recover_after_s: Seconds = 60
+    # NVIDIA's XID errors that an application causes in its own context; the card remains usable for others.
     ignored_xids: tuple[int, ...] = (13, 31, 43, 45, 68, 109)
 
 
@@ -198,6 +201,7 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
 
     def served_names(self) -> tuple[str, ...]:
         """Return the names of the webhook's certificate: the configured one first, then those of its Service."""
+        # The API server calls `<service>.<namespace>.svc`; other clients may use the full name.
         service = f"{WEBHOOK_SERVICE}.{self.system_namespace}.svc"
         return (*filter(None, (self.webhook.server_name,)), service, f"{service}.cluster.local")
 
@@ -216,6 +220,7 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
         if self.system_namespace in SHARED_NAMESPACES:
             remedy = f"use a namespace for Quotient alone, such as {DEFAULT_SYSTEM_NAMESPACE}"
             return "systemNamespace", f"is shared with other workloads; {remedy}"
+        # Relative paths would depend on the working directory, which differs between image and checkout.
         for path, folder in {
             "nodePlugin.folder": self.node_plugin.folder,
             "nodePlugin.devicePlugins": self.node_plugin.device_plugins,

@@ -1,4 +1,4 @@
-"""Loads the configuration from file, environment and flags, and explains what is wrong with it.
+"""Loads the configuration from file, environment and flags.
 
 A mistake is reported with its source (the file, the variable or the flag), the path, the value and a remedy.
 """
@@ -107,6 +107,7 @@ def with_remedy(path: str, message: str) -> str:
     """Complete a decoder's message with what could be written instead."""
     if message == UNKNOWN_FIELD:
         return f"{message}{suggestion(path)}"
+    # The decoder does not know the choices, only that this is none of them.
     if choices := choices_of(path):
         return f"must be one of {', '.join(choices)}"
     return message
@@ -138,6 +139,7 @@ def value_types(struct: type[Struct], prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}{field.encode_name}"
         if is_section(field.type):
             found |= value_types(field.type, path + ".")
+        # apiVersion and kind identify the file; they are not settings.
         elif path not in ("apiVersion", "kind"):
             found[path] = field.type
     return found
@@ -157,6 +159,7 @@ def paths_in(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def environment_variable(path: str) -> str:
     """Return the name of the variable that overrides a value: `log.level` is QUOTIENT_LOG_LEVEL."""
+    # Otherwise "MiB" would become MI_B.
     return PREFIX + WORD_BOUNDARY.sub("_", path.replace("MiB", "Mib")).replace(".", "_").upper()
 
 
@@ -172,10 +175,11 @@ def parse_scalar(text: str, kind: Any) -> Any:  # noqa: ANN401 - any value that 
 
 
 def set_value(values: dict[str, Any], path: str, value: Any) -> None:  # noqa: ANN401
-    """Set a value by its path. Anything on the way that is not a mapping is replaced, and not modified in place."""
+    """Set a value by its path, copying the mappings on the way: with YAML aliases one may be in two places."""
     *outer, last = path.split(".")
     for step in outer:
         inner = values.get(step)
+        # A value where a section belongs is an error that `decode` would report; the override takes its place.
         values[step] = values = dict(inner) if isinstance(inner, dict) else {}
     values[last] = value
 

@@ -158,7 +158,7 @@ def test_an_invalid_variable_is_named_instead_of_the_file(
 INVALID_FLAGS = {
     "log.level=loud": "--set log.level: log.level: 'loud': must be one of ",
     "nonsense": "--set nonsense: write PATH=VALUE, such as --set log.level=debug",
-    "log.levle=debug": "--set log.levle=debug: log.levle is not a known field; did you mean log.level?",
+    "log.levels=debug": "--set log.levels=debug: log.levels is not a known field; did you mean log.level?",
     "no.such=1": "--set no.such=1: no.such is not a known field; known fields are domain, ",
 }
 

@@ -90,7 +90,7 @@ VALUES = {
     '{"several": [{"size": 1}, 3]}': ("several[1]", "must be an object, not a number"),
     '{"several": [{"size": 1}, {}]}': ("several[1].size", "is required, but missing"),
     '{"part": {}}': ("part.size", "is required, but missing"),
-    '{"part": {"size": 1, "sise": 2}}': ("part.sise", "is not a known field"),
+    '{"part": {"size": 1, "sizes": 2}}': ("part.sizes", "is not a known field"),
     '{"colour": "green"}': ("colour", "has the unsupported value 'green'"),
     '{"colour": 1}': ("colour", "must be text, not a number"),
     '{"level": "loud"}': ("level", "has the unsupported value 'loud'"),
@@ -139,8 +139,8 @@ def problem_in(raw: bytes | str) -> DecodeProblem:
 
 
 @pytest.mark.parametrize(("field", "value", "message"), [(field, *case) for field, case in TYPES.items()], ids=TYPES)
-def test_a_value_of_the_wrong_type_is_told_in_the_words_of_json(field: str, value: str, message: str) -> None:
-    """That null would be allowed as well is left out: it helps nobody who wrote something else."""
+def test_a_value_of_the_wrong_type_is_described_in_the_words_of_json(field: str, value: str, message: str) -> None:
+    """That null would be allowed as well is left out: it does not explain what is wrong."""
     assert problem_in(f'{{"{field}": {value}}}') == (field, message)
 
 
@@ -149,7 +149,7 @@ def test_a_problem_has_a_path_and_a_message(raw: str, problem: tuple[str, str]) 
     assert problem_in(raw) == problem
 
 
-def test_text_that_is_not_utf_8_is_called_so() -> None:
+def test_text_that_is_not_utf_8_is_reported() -> None:
     assert problem_in(b'{"text": "\xff"}') == ("", "is not valid UTF-8")
 
 
@@ -195,7 +195,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(Document.__struct_fields__), json_values, max_size=4))
-def test_no_word_of_the_decoder_reaches_a_person(document: dict[str, Any]) -> None:
+def test_no_word_of_the_decoder_is_left(document: dict[str, Any]) -> None:
     problem = problem_of(lambda: converted(document, Document))
     if problem is not None:
         assert problem.message != "is not valid"
