@@ -45,7 +45,7 @@ TARGETS = {
 }
 HOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 NAMES = Names()
-SYSTEM_NAMESPACE = "quotient-system"
+DEFAULT_SYSTEM_NAMESPACE = "quotient-system"
 # More than all pods together request: the cost of accounting is measured, not refusals.
 PLENTY = 10**7
 DELETIONS_PER_S, DELETIONS_FOR_S = 50, 20
@@ -180,7 +180,7 @@ def measure_scale(namespaces: int, each: int) -> Figures:
         cluster = connect(str(real.kubeconfig))
         names = [f"team-{number:04}" for number in range(namespaces)]
         print_progress(f"creating {namespaces} namespaces with a quota each")
-        cluster.create(NAMESPACES, {"metadata": {"name": SYSTEM_NAMESPACE}})
+        cluster.create(NAMESPACES, {"metadata": {"name": DEFAULT_SYSTEM_NAMESPACE}})
         for name in names:
             new_namespace(cluster, name)
             cluster.create(CONFIG_MAPS, gpu_quota(name))
@@ -233,7 +233,7 @@ def delete_pods(cluster: ApiCluster, names: list[str]) -> Figures:
     print_progress(f"{DELETIONS_PER_S} deletions per second for {DELETIONS_FOR_S} s")
     pods = [pod for name in rng.sample(names, min(50, len(names))) for pod in cluster.list(PODS, name).items]
     rng.shuffle(pods)
-    with ReleaseTimer(cluster, SYSTEM_NAMESPACE) as timer:
+    with ReleaseTimer(cluster, DEFAULT_SYSTEM_NAMESPACE) as timer:
         began = time.monotonic()
         for number, pod in enumerate(pods[: DELETIONS_PER_S * DELETIONS_FOR_S]):
             time.sleep(max(0.0, began + number / DELETIONS_PER_S - time.monotonic()))

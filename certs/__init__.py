@@ -1,1 +1,1 @@
-"""Certificates: a CA, what it signs, when to renew either, and the order in which one CA follows another."""
+"""Certificates of the webhook: create a CA, issue serving certificates, renew both, rotate one CA to the next."""

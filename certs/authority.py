@@ -1,4 +1,7 @@
-"""Making certificates: a CA, and serving certificates that it signs. The clock is the caller's."""
+"""Creates a CA and issues serving certificates with it.
+
+ECDSA P-256 throughout: small, fast to verify, and accepted by every API server. The current time is passed in.
+"""
 
 import ipaddress
 from collections.abc import Sequence
@@ -19,11 +22,14 @@ from certs.key_pairs import KeyPair, certificates_in, names_of
 
 AUTHORITY_LIFE = timedelta(days=365)
 LEAF_LIFE = timedelta(days=30)
-# Clocks of machines differ: what was made just now must be good on one that is behind.
+# Clocks of machines differ: a certificate that was issued just now must be valid on a machine whose clock is behind.
 BACKDATED = timedelta(hours=1)
-ORGANISATION = "Quotient"
+ORGANIZATION = "Quotient"
+# X.509's upper bound for a common name (RFC 5280, ub-common-name).
+MAX_COMMON_NAME = 64
 SIGNING = {"key_cert_sign": True, "crl_sign": True}
 SERVING = {"digital_signature": True}
+# x509.KeyUsage wants every usage named, true or false.
 USAGES = (
     "digital_signature",
     "content_commitment",
@@ -38,31 +44,35 @@ USAGES = (
 
 
 def new_authority(now: datetime, life: timedelta = AUTHORITY_LIFE) -> KeyPair:
-    """Make a CA, under a name that no other has: old and new stand side by side in a bundle."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
+    # Unique per CA: during a rotation two of them are in one bundle, and verifiers select an issuer by its subject.
     subject = subject_name(f"Quotient CA {now:%Y-%m-%d} {serial % 2**32:08x}")
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    made = (
+    key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
         certificate_builder(subject, subject, key.public_key(), serial, now, now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(**SIGNING), critical=True)
-        .add_extension(own, critical=False)
+        .add_extension(key_id, critical=False)
         .sign(key, hashes.SHA256())
     )
-    return encode_pair(made, key)
+    return encode_pair(certificate, key)
 
 
 def issue(authority: KeyPair, names: Sequence[str], now: datetime, life: timedelta = LEAF_LIFE) -> KeyPair:
-    """Make a serving certificate for these names and addresses; it never outlives its CA."""
+    """Issue a serving certificate for DNS names and IP addresses; it never outlives its CA.
+
+    ValueError if a name cannot be part of a certificate.
+    """
     parent = certificates_in(authority.certificate, "the CA")[0]
     signer = load_pem_private_key(authority.key, None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise TypeError("the CA's key is not one of ours")
+        raise TypeError("the CA's key is not an ECDSA key")
     key = ec.generate_private_key(ec.SECP256R1())
+    # A leaf that outlived its CA would look valid in every listing and still be rejected by clients.
     until = min(now + life, parent.not_valid_after_utc)
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    made = (
+    key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
         certificate_builder(
             subject_name(names[0]), parent.subject, key.public_key(), x509.random_serial_number(), now, until
         )
@@ -70,17 +80,16 @@ def issue(authority: KeyPair, names: Sequence[str], now: datetime, life: timedel
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(**SERVING), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(own, critical=False)
+        .add_extension(key_id, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    return encode_pair(made, key)
+    return encode_pair(certificate, key)
 
 
 def certificate_builder(  # noqa: PLR0917 - the fields of a certificate, in their order
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, serial: int, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
-    """Begin a certificate with what each has."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -92,35 +101,33 @@ def certificate_builder(  # noqa: PLR0917 - the fields of a certificate, in thei
     )
 
 
-def subject_name(common: str) -> x509.Name:
-    """Write a subject; a common name longer than 64 characters is not allowed, and the names stand elsewhere anyway."""
+def subject_name(common_name: str) -> x509.Name:
+    """Return a subject. A long common name is cut: clients check the subject alternative names only."""
     return x509.Name(
         [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, ORGANISATION),
-            x509.NameAttribute(NameOID.COMMON_NAME, common[:64]),
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, ORGANIZATION),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name[:MAX_COMMON_NAME]),
         ]
     )
 
 
 def key_usage(**allowed: bool) -> x509.KeyUsage:
-    """Write what a key may be used for."""
-    return x509.KeyUsage(**{each: allowed.get(each, False) for each in USAGES})
+    return x509.KeyUsage(**{usage: allowed.get(usage, False) for usage in USAGES})
 
 
 def general_name(name: str) -> x509.GeneralName:
-    """Write a name or an address as a certificate holds it."""
+    """Return an IP address as an IP entry, anything else as a DNS entry: clients do not mix the two."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def encode_pair(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
-    """Write both as PEM."""
+def encode_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
     return KeyPair(
-        made.public_bytes(Encoding.PEM),
+        certificate.public_bytes(Encoding.PEM),
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-        names_of(made),
-        made.not_valid_before_utc,
-        made.not_valid_after_utc,
+        names_of(certificate),
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
     )

@@ -1,6 +1,6 @@
-"""Where certificates are kept in a cluster: two secrets, written by compare-and-swap.
+"""The two secrets that hold the certificates, written by compare-and-swap.
 
-The CA's is for the controller alone. The serving certificate's is mounted by the webhook, which can read nothing else.
+The CA's secret is for the controller alone. The leaf's secret is mounted by the webhook, which can read no other.
 """
 
 import base64
@@ -11,35 +11,40 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from certs.key_pairs import CERTIFICATE, KEY, KeyPair
+from certs.key_pairs import KeyPair
 from certs.rotation import CertificateState, Leaf, usable_authority
 from cluster.errors import NotFound
 from cluster.interface import Cluster
 from cluster.objects import SECRETS, Metadata, Owners, Secret
-from vcuda.names import API_GROUP
-
-CA_SECRET, LEAF_SECRET = "quotient-ca", "quotient-webhook-tls"
-TLS_TYPE = "kubernetes.io/tls"
-CURRENT, FOLLOWING, FORMER = "ca", "next", "former.crt"
-# Annotation of the CA's secret, by which somebody asks for a rotation that is not due.
-ROTATE_ANNOTATION = f"{API_GROUP}/rotate"
-LABELS = {"app.kubernetes.io/name": "quotient", "app.kubernetes.io/component": "certificates"}
+from vcuda.names import (
+    CA_SECRET,
+    CERTIFICATE_LABELS,
+    CURRENT_CA,
+    FORMER_CAS,
+    LEAF_SECRET,
+    NEXT_CA,
+    ROTATE_ANNOTATION,
+    TLS_CERTIFICATE,
+    TLS_KEY,
+    TLS_SECRET_TYPE,
+)
 
 
 class RotationTarget(StrEnum):
-    """What may be asked for: another CA, which brings another serving certificate; or that alone."""
+    """Values of the rotate annotation: a new CA (which brings a new leaf), or a new leaf of the same CA."""
 
     AUTHORITY = "ca"
     LEAF = "leaf"
 
 
 class StoredCertificates(Struct, frozen=True):
-    """What was read: the certificates, and the secrets they stand in, if those are there."""
+    """The state of the certificates, and the secrets it was read from; None for a secret that does not exist."""
 
-    kept: CertificateState
+    state: CertificateState
     authority: Secret | None
     leaf: Secret | None
-    wish: str = ""
+    # The value of the rotate annotation as it was written, which may be no RotationTarget; empty: no request.
+    requested: str = ""
 
 
 class CertificateSecrets:
@@ -49,42 +54,45 @@ class CertificateSecrets:
         self._cluster, self._namespace, self._owners = cluster, namespace, owners
 
     def read(self, now: datetime) -> StoredCertificates:
-        """Read both; what cannot be read counts as missing."""
+        """Read both secrets; a CA that is damaged or expired counts as missing."""
         authority, leaf = self._find(CA_SECRET), self._find(LEAF_SECRET)
-        kept = CertificateState(
-            current=pair_in(authority, CURRENT, now),
-            following=pair_in(authority, FOLLOWING, now),
-            former=value_in(authority, FORMER),
-            leaf=Leaf(value_in(leaf, CERTIFICATE), value_in(leaf, KEY)),
+        state = CertificateState(
+            current=authority_in(authority, CURRENT_CA, now),
+            next=authority_in(authority, NEXT_CA, now),
+            former=value_in(authority, FORMER_CAS),
+            leaf=Leaf(value_in(leaf, TLS_CERTIFICATE), value_in(leaf, TLS_KEY)),
         )
-        wish = authority.metadata.annotations.get(ROTATE_ANNOTATION, "") if authority else ""
-        return StoredCertificates(kept, authority, leaf, wish)
+        requested = authority.metadata.annotations.get(ROTATE_ANNOTATION, "") if authority else ""
+        return StoredCertificates(state, authority, leaf, requested)
 
-    def write(self, before: StoredCertificates, kept: CertificateState, *, granted: bool = False) -> None:
-        """Write what changed, the CAs first; Conflict or AlreadyExists if somebody else wrote meanwhile.
+    def write(self, before: StoredCertificates, state: CertificateState, *, clear_request: bool = False) -> None:
+        """Write what changed; Conflict or AlreadyExists if another writer changed a secret since it was read.
 
-        `granted` takes back the wish that is fulfilled by this.
+        `clear_request` removes the rotate annotation, which this write fulfills.
         """
-        before_cas = (before.kept.current, before.kept.following, before.kept.former)
-        has_new_cas = (kept.current, kept.following, kept.former) != before_cas
+        old_cas = (before.state.current, before.state.next, before.state.former)
+        has_new_cas = (state.current, state.next, state.former) != old_cas
+        # CAs first: after a crash in between, a leaf whose CA is not stored would be useless.
         if has_new_cas:
-            self._put_authorities(before, kept, granted=granted)
-        if kept.leaf != before.kept.leaf:
-            self._put(before.leaf, LEAF_SECRET, TLS_TYPE, {CERTIFICATE: kept.leaf.certificate, KEY: kept.leaf.key})
-        if granted and not has_new_cas:
-            self._put_authorities(before, kept, granted=True)
+            self._put_authorities(before, state, clear_request=clear_request)
+        if state.leaf != before.state.leaf:
+            data = {TLS_CERTIFICATE: state.leaf.certificate, TLS_KEY: state.leaf.key}
+            self._put(before.leaf, LEAF_SECRET, TLS_SECRET_TYPE, data)
+        if clear_request and not has_new_cas:
+            self._put_authorities(before, state, clear_request=True)
 
-    def _put_authorities(self, before: StoredCertificates, kept: CertificateState, *, granted: bool) -> None:
-        data = {FORMER: kept.former}
-        for name, pair in ((CURRENT, kept.current), (FOLLOWING, kept.following)):
+    def _put_authorities(self, before: StoredCertificates, state: CertificateState, *, clear_request: bool) -> None:
+        data = {FORMER_CAS: state.former}
+        for prefix, pair in ((CURRENT_CA, state.current), (NEXT_CA, state.next)):
             if pair is not None:
-                data |= {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
-        self._put(before.authority, CA_SECRET, "Opaque", data, without=ROTATE_ANNOTATION if granted else "")
+                data |= {f"{prefix}.crt": pair.certificate, f"{prefix}.key": pair.key}
+        drop = ROTATE_ANNOTATION if clear_request else ""
+        self._put(before.authority, CA_SECRET, "Opaque", data, drop_annotation=drop)
 
-    def wish(self, wish: RotationTarget) -> None:
-        """Ask for a rotation; NotFound if there is nothing yet that could be rotated."""
+    def request_rotation(self, target: RotationTarget) -> None:
+        """Annotate the CA's secret; NotFound if the controller has not created it yet."""
         self._cluster.patch(
-            SECRETS, CA_SECRET, self._namespace, {"metadata": {"annotations": {ROTATE_ANNOTATION: wish.value}}}
+            SECRETS, CA_SECRET, self._namespace, {"metadata": {"annotations": {ROTATE_ANNOTATION: target.value}}}
         )
 
     def _find(self, name: str) -> Secret | None:
@@ -93,31 +101,36 @@ class CertificateSecrets:
         except NotFound:
             return None
 
-    def _put(self, found: Secret | None, name: str, type_: str, data: dict[str, bytes], *, without: str = "") -> None:
+    def _put(
+        self, old: Secret | None, name: str, type_: str, data: dict[str, bytes], *, drop_annotation: str = ""
+    ) -> None:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items() if value}
-        if found is None:
-            metadata = Metadata(name=name, namespace=self._namespace, labels=LABELS, owner_references=self._owners())
+        if old is None:
+            metadata = Metadata(
+                name=name, namespace=self._namespace, labels=CERTIFICATE_LABELS, owner_references=self._owners()
+            )
             self._cluster.create(SECRETS, Secret(metadata=metadata, type=type_, data=encoded))
             return
-        notes = {key: value for key, value in found.metadata.annotations.items() if key != without}
-        owners = found.metadata.owner_references or self._owners()
-        metadata = replace(found.metadata, annotations=notes, owner_references=owners)
-        self._cluster.update(SECRETS, replace(found, metadata=metadata, data=encoded))
+        annotations = {key: value for key, value in old.metadata.annotations.items() if key != drop_annotation}
+        # A secret that was restored from a backup may have lost its owner.
+        owners = old.metadata.owner_references or self._owners()
+        metadata = replace(old.metadata, annotations=annotations, owner_references=owners)
+        self._cluster.update(SECRETS, replace(old, metadata=metadata, data=encoded))
 
 
 def value_in(secret: Secret | None, key: str) -> bytes:
-    """Read a value; one that is no base64 counts as missing."""
+    """Return a secret's value; empty if the secret or the key is missing, or the value is not base64."""
     return decode_base64(secret.data.get(key, "")) if secret else b""
 
 
 def decode_base64(text: str) -> bytes:
-    """Read base64 as the API holds it; nothing if it is none."""
+    """Decode base64 as the API writes it; empty if it is not base64."""
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
         return b""
 
 
-def pair_in(secret: Secret | None, name: str, now: datetime) -> KeyPair | None:
-    """Read a CA; None if it is missing, or cannot sign."""
-    return usable_authority(value_in(secret, f"{name}.crt"), value_in(secret, f"{name}.key"), now)
+def authority_in(secret: Secret | None, prefix: str, now: datetime) -> KeyPair | None:
+    """Parse the CA stored as `<prefix>.crt` and `<prefix>.key`; None if it is missing or cannot be used."""
+    return usable_authority(value_in(secret, f"{prefix}.crt"), value_in(secret, f"{prefix}.key"), now)

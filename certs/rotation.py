@@ -1,8 +1,12 @@
-"""The order in which one CA follows another, so that at no moment a caller meets a certificate it does not trust.
+"""The order in which one CA replaces another, so that no caller ever meets a certificate that it does not trust.
 
-Publish the old and the new CA together; see that in every webhook configuration; only then issue a certificate of the
-new one; see that served by every replica; only then drop the old CA. What has been done is read from what there is, so
-every step can be repeated, and a crash between any two of them loses nothing.
+1. PREPARE: create the next CA and publish it beside the current one in every webhook configuration.
+2. PROMOTE: once all API servers trust both, the next CA becomes the current one. The former stays in the bundle.
+3. ISSUE: issue a serving certificate with the new CA.
+4. DROP: once every webhook replica serves it, remove the former CA from the bundle.
+
+Which step comes next is derived from what is stored and observed, never from a recorded position. So every step can be
+repeated, and a crash between any two of them loses nothing.
 """
 
 from collections.abc import Sequence
@@ -15,47 +19,48 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from certs.authority import issue, new_authority
-from certs.key_pairs import CertificateError, KeyPair, certificates_in, pair_of
-from certs.renewal import authority_needs_renewal, is_signed_by, needs_renewal, why_no_authority, why_unusable
+from certs.key_pairs import CertificateError, KeyPair, certificates_in, parse_pair
+from certs.renewal import authority_needs_renewal, authority_problem, is_signed_by, needs_renewal, pair_problem
 
 
 class Leaf(Struct, frozen=True):
-    """The serving certificate as it is stored, whatever is wrong with it."""
+    """The serving certificate as it is stored; it may be missing, expired or damaged."""
 
     certificate: bytes = b""
     key: bytes = b""
 
 
 class CertificateState(Struct, frozen=True):
-    """What is kept: the CA that signs, the one that will follow, those that some still rely on; and what is served."""
+    """What the secrets hold: the CA that signs, its successor during a rotation, former CAs, and the leaf."""
 
     current: KeyPair | None = None
-    following: KeyPair | None = None
+    next: KeyPair | None = None
+    # Certificates of CAs that signed something which may still be served. Their keys are not needed any more.
     former: bytes = b""
     leaf: Leaf = Leaf()
 
     @property
     def bundle(self) -> bytes:
-        """What callers should trust; in an order that does not depend on which of them signs."""
-        pairs = [pair for pair in (self.current, self.following) if pair is not None]
+        """The CAs that callers should trust, sorted: PROMOTE then does not change the bundle."""
+        pairs = [pair for pair in (self.current, self.next) if pair is not None]
         return merge_bundles([*(pair.certificate for pair in pairs), self.former])
 
 
 class ObservedTrust(Struct, frozen=True):
-    """What is seen of callers and replicas.
+    """What webhook configurations and replicas show at the moment."""
 
-    `trusted` is what callers trust now; `published` says that this is the whole bundle, for long enough to be known
-    everywhere; `served` that all replicas serve the stored leaf; `serving` is what they serve, whatever that is.
-    """
-
+    # The CAs in all webhook configurations together.
     trusted: bytes
+    # Every configuration has had exactly the stored bundle for long enough that all API servers use it.
     published: bool
+    # Every replica serves the stored leaf.
     served: bool
+    # The certificates that replicas serve, whatever they are.
     serving: tuple[bytes, ...] = ()
 
 
 class RotationRequest(Struct, frozen=True):
-    """What the certificate is for, and what of it somebody wants anew although it is not due."""
+    """The names that the leaf has to cover, and what was requested to be replaced before it is due."""
 
     names: tuple[str, ...]
     new_authority: bool = False
@@ -63,7 +68,7 @@ class RotationRequest(Struct, frozen=True):
 
 
 class Step(StrEnum):
-    """What to do next."""
+    """What to do next; the values are values of a metric label."""
 
     BEGIN = "begin"
     REMEMBER = "remember"
@@ -76,115 +81,118 @@ class Step(StrEnum):
 
 
 class NextStep(Struct, frozen=True):
-    """The next step, and why it is that."""
+    """The next step and its reason."""
 
     step: Step
     why: str
 
 
 def usable_authority(certificate: bytes, key: bytes, now: datetime) -> KeyPair | None:
-    """Read a CA as it is stored; None if it cannot sign."""
-    if why_unusable(certificate, key, now=now):
+    """Parse a stored CA; None if it is missing, damaged, expired, or cannot sign."""
+    if pair_problem(certificate, key, now=now):
         return None
-    pair = pair_of(certificate, key, "the CA")
-    return None if why_no_authority(pair) else pair
+    pair = parse_pair(certificate, key, "the CA")
+    return None if authority_problem(pair) else pair
 
 
-def next_step(kept: CertificateState, wanted: RotationRequest, now: datetime, outside: ObservedTrust) -> NextStep:
-    """Say what to do next."""
-    if kept.current is None:
-        return NextStep(Step.BEGIN, "there is no CA that can sign")
-    if relied_on(kept, outside, kept.bundle):
-        return NextStep(Step.REMEMBER, "callers rely on a CA that is not kept any more")
-    of_leaf = next_of_leaf(kept.current, kept.leaf, wanted, now, outside)
-    return of_leaf or next_of_authority(kept.current, kept, wanted, now, outside)
+def next_step(state: CertificateState, request: RotationRequest, now: datetime, observed: ObservedTrust) -> NextStep:
+    if state.current is None:
+        return NextStep(Step.BEGIN, "there is no usable CA")
+    # Before anything is published: a bundle without this CA would break replicas that still serve its certificates.
+    if relied_on(state, observed, state.bundle):
+        return NextStep(Step.REMEMBER, "callers rely on a CA that is not stored")
+    leaf_step = next_leaf_step(state.current, state.leaf, request, now, observed)
+    return leaf_step or next_authority_step(state.current, state, request, now, observed)
 
 
-def next_of_leaf(
-    current: KeyPair, leaf: Leaf, wanted: RotationRequest, now: datetime, outside: ObservedTrust
+def next_leaf_step(
+    current: KeyPair, leaf: Leaf, request: RotationRequest, now: datetime, observed: ObservedTrust
 ) -> NextStep | None:
-    """Say whether the serving certificate has to be made anew, now or later."""
+    """Return the step if the leaf has to be replaced, now or later; None if it can stay."""
     stored = leaf.certificate, leaf.key
-    renewing, why = needs_renewal(*stored, now=now, names=wanted.names, authority=current.certificate)
-    if not renewing and not wanted.new_leaf:
+    renewing, why = needs_renewal(*stored, now=now, names=request.names, authority=current.certificate)
+    if not renewing and not request.new_leaf:
         return None
-    # Where nothing good is stored or served, nobody can be hurt.
-    is_needed = why_unusable(*stored, now=now, names=wanted.names) and not is_served_well(outside, now)
-    if outside.published or is_needed:
-        return NextStep(Step.ISSUE, why if renewing else "it was asked for")
-    return NextStep(Step.WAIT, "not all callers trust the present CA yet")
+    # If no good certificate is stored or served, calls fail already: issuing one at once can only help.
+    is_broken = pair_problem(*stored, now=now, names=request.names) and not serves_trusted_leaf(observed, now)
+    if observed.published or is_broken:
+        return NextStep(Step.ISSUE, why if renewing else "requested")
+    return NextStep(Step.WAIT, "not all callers trust the current CA yet")
 
 
-def is_served_well(outside: ObservedTrust, now: datetime) -> bool:
-    """Tell whether some replica serves what callers trust."""
-    leaves = [each for each in map(first_in, outside.serving) if each is not None]
+def serves_trusted_leaf(observed: ObservedTrust, now: datetime) -> bool:
+    """Return whether at least one replica serves a valid certificate that callers trust."""
+    leaves = [leaf for leaf in map(first_certificate, observed.serving) if leaf is not None]
     return any(
         leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc and is_signed_by(leaf, authority)
         for leaf in leaves
-        for authority in split_bundle(outside.trusted)
+        for authority in split_bundle(observed.trusted)
     )
 
 
-def next_of_authority(
-    current: KeyPair, kept: CertificateState, wanted: RotationRequest, now: datetime, outside: ObservedTrust
+def next_authority_step(
+    current: KeyPair, state: CertificateState, request: RotationRequest, now: datetime, observed: ObservedTrust
 ) -> NextStep:
-    """Say how far one CA has followed another."""
-    if kept.following is not None:
-        if outside.published:
-            return NextStep(Step.PROMOTE, "all callers trust the CA that follows")
-        return NextStep(Step.WAIT, "not all callers trust the CA that follows yet")
-    if kept.former and outside.published and outside.served:
-        return NextStep(Step.DROP, "all replicas serve a certificate of the present CA")
-    # Even while a replica hangs on to a former CA: it may do so for ever, and the present one must not end meanwhile.
+    """Return the step of a CA rotation, or whether one has to begin, for a leaf that can stay."""
+    if state.next is not None:
+        if observed.published:
+            return NextStep(Step.PROMOTE, "all callers trust the next CA")
+        return NextStep(Step.WAIT, "not all callers trust the next CA yet")
+    if state.former and observed.published and observed.served:
+        return NextStep(Step.DROP, "all replicas serve a certificate of the current CA")
+    # Checked before waiting for replicas: one that never takes the new leaf would block renewal until the CA expires.
     renewing, why = authority_needs_renewal(current.certificate, current.key, now=now)
-    if renewing or wanted.new_authority:
-        return NextStep(Step.PREPARE, why if renewing else "it was asked for")
-    if kept.former:
-        return NextStep(Step.WAIT, "not all replicas serve a certificate of the present CA yet")
-    return NextStep(Step.REST, "everything is as it should be")
+    if renewing or request.new_authority:
+        return NextStep(Step.PREPARE, why if renewing else "requested")
+    if state.former:
+        return NextStep(Step.WAIT, "not all replicas serve a certificate of the current CA yet")
+    return NextStep(Step.REST, "all certificates are valid")
 
 
 def apply_step(
-    step: Step, kept: CertificateState, wanted: RotationRequest, now: datetime, outside: ObservedTrust
+    step: Step, state: CertificateState, request: RotationRequest, now: datetime, observed: ObservedTrust
 ) -> CertificateState:
-    """Take a step; gives what is to be kept."""
-    match step, kept.current:
+    """Return the state to be stored; WAIT and REST change nothing."""
+    match step, state.current:
         case Step.BEGIN, _:
-            current = kept.following or new_authority(now)
-            relied = relied_on(kept, outside, current.certificate)
-            kept = replace(kept, current=current, following=None, former=merge_bundles([kept.former, relied]))
+            # A next CA that survived the loss of the current one may be trusted already.
+            current = state.next or new_authority(now)
+            relied = relied_on(state, observed, current.certificate)
+            state = replace(state, current=current, next=None, former=merge_bundles([state.former, relied]))
         case Step.REMEMBER, _:
-            kept = replace(kept, former=merge_bundles([kept.former, relied_on(kept, outside, kept.bundle)]))
+            state = replace(state, former=merge_bundles([state.former, relied_on(state, observed, state.bundle)]))
         case Step.PREPARE, _:
-            kept = replace(kept, following=new_authority(now))
+            state = replace(state, next=new_authority(now))
         case Step.PROMOTE, KeyPair() as current:
-            former = merge_bundles([kept.former, current.certificate])
-            kept = replace(kept, current=kept.following, following=None, former=former)
+            former = merge_bundles([state.former, current.certificate])
+            state = replace(state, current=state.next, next=None, former=former)
         case Step.ISSUE, KeyPair() as current:
-            made = issue(current, wanted.names, now)
-            kept = replace(kept, leaf=Leaf(made.certificate, made.key))
+            issued = issue(current, request.names, now)
+            state = replace(state, leaf=Leaf(issued.certificate, issued.key))
         case Step.DROP, _:
-            kept = replace(kept, former=b"")
-    return kept
+            state = replace(state, former=b"")
+    return state
 
 
-def relied_on(kept: CertificateState, outside: ObservedTrust, bundle: bytes) -> bytes:
-    """Give the CAs that callers trust, that signed what is stored or served, and that are not in a bundle.
+def relied_on(state: CertificateState, observed: ObservedTrust, bundle: bytes) -> bytes:
+    """Return the trusted CAs that signed the stored leaf or a served one and are missing from `bundle`.
 
-    Only what callers trust already is ever taken over: what lies beside a certificate proves nothing.
+    Only CAs that callers trust already are considered. Otherwise anyone who can write the leaf's secret could make all
+    API servers trust a CA of their own.
     """
-    leaves = [each for each in map(first_in, (kept.leaf.certificate, *outside.serving)) if each is not None]
+    stored_and_served = (state.leaf.certificate, *observed.serving)
+    leaves = [leaf for leaf in map(first_certificate, stored_and_served) if leaf is not None]
     return merge_bundles(
         [
-            each
-            for each in split_bundle(outside.trusted)
-            if each not in bundle and any(is_signed_by(leaf, each) for leaf in leaves)
+            authority
+            for authority in split_bundle(observed.trusted)
+            if authority not in bundle and any(is_signed_by(leaf, authority) for leaf in leaves)
         ]
     )
 
 
-def first_in(pem: bytes) -> x509.Certificate | None:
-    """Read a certificate; None if it is none."""
+def first_certificate(pem: bytes) -> x509.Certificate | None:
+    """Parse the leaf of a chain; None if it is not a certificate."""
     try:
         return certificates_in(pem, "")[0]
     except CertificateError:
@@ -192,15 +200,15 @@ def first_in(pem: bytes) -> x509.Certificate | None:
 
 
 def merge_bundles(bundles: Sequence[bytes]) -> bytes:
-    """Put bundles together, each certificate once, in one order."""
-    return b"".join(sorted({each for bundle in bundles for each in split_bundle(bundle)}))
+    """Return every certificate once, sorted, so that equal sets are equal bytes."""
+    return b"".join(sorted({certificate for bundle in bundles for certificate in split_bundle(bundle)}))
 
 
 def split_bundle(bundle: bytes) -> list[bytes]:
-    """Part a bundle into its certificates; what is none is left out."""
+    """Return the certificates of a bundle; none if it cannot be parsed."""
     if not bundle:
         return []
     try:
-        return [each.public_bytes(Encoding.PEM) for each in certificates_in(bundle, "the bundle")]
+        return [certificate.public_bytes(Encoding.PEM) for certificate in certificates_in(bundle, "the bundle")]
     except CertificateError:
         return []

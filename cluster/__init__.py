@@ -1,1 +1,1 @@
-"""The cluster as components see it: one small interface, kept by the Kubernetes API and by memory."""
+"""The cluster as components see it: one small interface, implemented by the Kubernetes API and in memory."""

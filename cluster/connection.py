@@ -1,7 +1,8 @@
-"""As whom an API server is called, and over which connections.
+"""How to reach an API server, and with which credentials.
 
-In a pod that is its own account: a token, which the kubelet renews, and a CA. It is read here directly, for the
-official client, which knows all the ways of a kubeconfig, takes 20 MB that every node would have to spare for it.
+In a pod these are its service account's: a token, which the kubelet renews, and a CA. They are read here directly. The
+official client handles every form of kubeconfig but takes 20 MB of memory, too much for a process on every node, so it
+is imported only where a kubeconfig is used.
 """
 
 import os
@@ -16,15 +17,17 @@ from msgspec import Struct
 
 from vcuda.decision import Unavailable
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POOL_SIZE = 32
-TOKEN_S = 60.0
+# The kubelet replaces a token when 80 % of its lifetime (an hour by default) are over: a minute is soon enough.
+TOKEN_REFRESH_S = 60.0
 
+# Returns the headers that authenticate a request. Called for every request, on any thread.
 Credentials = Callable[[], dict[str, str]]
 
 
 class ApiConnection(Struct, frozen=True):
-    """Where the API server is, how to reach it, and what to say there."""
+    """The API server's URL, a connection pool for it, and credentials."""
 
     host: str
     pool: urllib3.PoolManager
@@ -32,30 +35,31 @@ class ApiConnection(Struct, frozen=True):
 
 
 class TokenFile:
-    """A token in a file, read again from time to time."""
+    """A bearer token in a file that is replaced from time to time."""
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = file, clock
-        # Guards the token and its age.
+        # Guards the token and the time it was read.
         self._lock = threading.Lock()
-        self._read_at = -TOKEN_S
+        self._read_at = -TOKEN_REFRESH_S
         self._token = ""
 
     def __call__(self) -> dict[str, str]:
-        """Give the header; if the file is away for a moment, the last token is as good as any."""
+        """Return the Authorization header; Unavailable if the token was never readable."""
         with self._lock:
-            if self._clock() - self._read_at >= TOKEN_S:
+            if self._clock() - self._read_at >= TOKEN_REFRESH_S:
                 try:
                     self._token = self._file.read_text().strip()
                     self._read_at = self._clock()
-                except OSError as wrong:
+                except OSError as error:
+                    # The previous token is still valid for minutes.
                     if not self._token:
-                        raise Unavailable(f"{self._file}: {wrong.strerror}") from None
+                        raise Unavailable(f"{self._file}: cannot be read: {error.strerror}") from None
             return {"Authorization": f"Bearer {self._token}"}
 
 
-def pod_connection(folder: Path = ACCOUNT) -> ApiConnection | None:
-    """Connect as the account of the pod that this process runs in; None if it runs in none."""
+def pod_connection(folder: Path = SERVICE_ACCOUNT) -> ApiConnection | None:
+    """Connect as the service account of this pod; None if this process does not run in a pod."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port or not (folder / "token").exists() or not (folder / "ca.crt").exists():
         return None
@@ -64,18 +68,18 @@ def pod_connection(folder: Path = ACCOUNT) -> ApiConnection | None:
         maxsize=POOL_SIZE,
         cert_reqs="CERT_REQUIRED",
         ca_certs=str(folder / "ca.crt"),
-        socket_options=keep_alive(),
+        socket_options=keepalive_options(),
     )
-    return ApiConnection(f"https://{bracketed(host)}:{port}", pool, TokenFile(folder / "token"))
+    return ApiConnection(f"https://{url_host(host)}:{port}", pool, TokenFile(folder / "token"))
 
 
-def bracketed(host: str) -> str:
-    """Write an address as it stands in a URL."""
+def url_host(host: str) -> str:
+    """Return an address as URLs write it: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
-def keep_alive() -> list[tuple[int, int, int]]:
-    """Have the kernel notice after 30 s that a peer has vanished."""
+def keepalive_options() -> list[tuple[int, int, int]]:
+    """Return socket options with which the kernel closes a connection to a vanished peer after 30 s (15 + 3 * 5)."""
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
@@ -84,7 +88,7 @@ def keep_alive() -> list[tuple[int, int, int]]:
 
 
 def kubeconfig_connection(kubeconfig: str, context: str) -> ApiConnection:
-    """Connect as a kubeconfig says; none named means the user's own."""
+    """Connect with a kubeconfig; an empty name means the user's own ($KUBECONFIG or ~/.kube/config)."""
     from kubernetes import config  # noqa: PLC0415 - see above
     from kubernetes.client.configuration import Configuration  # noqa: PLC0415
     from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415
@@ -92,9 +96,9 @@ def kubeconfig_connection(kubeconfig: str, context: str) -> ApiConnection:
     settings = Configuration()
     try:
         config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=settings)
-    except (config.ConfigException, OSError) as wrong:
-        where = f"kubeconfig {kubeconfig!r}" if kubeconfig else "no kubeconfig, and not in a pod"
-        raise Unavailable(f"{where}: {wrong}; name one with --set cluster.kubeconfig=FILE or KUBECONFIG") from None
+    except (config.ConfigException, OSError) as error:
+        where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no usable kubeconfig"
+        raise Unavailable(f"{where}: {error}; name one with --set cluster.kubeconfig=FILE or KUBECONFIG") from None
     settings.connection_pool_maxsize = POOL_SIZE
     settings.keep_alive = True
     # Guards the refresh of credentials, which the client does in place on the shared configuration.

@@ -1,10 +1,12 @@
-"""What the API answers when it does not do what was asked."""
+"""Errors of the API, as types that callers can act on: retry, read again, list again, or give up."""
 
 from vcuda.decision import Unavailable
 
+REJECTED_CODES = (400, 401, 403, 405, 406, 413, 415, 422)
+
 
 class ApiError(Exception):
-    """The API understood and said no; the message is its own."""
+    """The API server answered that it will not do this; the message is its own."""
 
     def __init__(self, message: str, *, code: int = 0, reason: str = "") -> None:
         super().__init__(message)
@@ -12,31 +14,32 @@ class ApiError(Exception):
 
 
 class NotFound(ApiError):  # noqa: N818 - named as the API names them
-    """No such object, or no such namespace."""
+    """The object, or its namespace, does not exist."""
 
 
 class AlreadyExists(ApiError):  # noqa: N818
-    """An object of that name is there."""
+    """An object of this name exists already."""
 
 
 class Conflict(ApiError):  # noqa: N818
-    """Somebody else wrote since we read: read again and decide anew."""
+    """The object changed since it was read: read it again and decide again."""
 
 
 class Expired(ApiError):  # noqa: N818
-    """The version asked for is too old to watch from: list again."""
+    """The resource version is too old to list or watch from: list again."""
 
 
 class Rejected(ApiError):  # noqa: N818
-    """The object is invalid, or an admission check or the caller's rights forbid it."""
+    """The request is invalid, or admission or the caller's permissions forbid it: repeating it does not help."""
 
 
 def api_error(code: int, reason: str, message: str) -> ApiError | Unavailable:
-    """Sort an answer of the API into the family that callers can act on."""
+    """Return the error for an HTTP status code and a Status object's reason; unknown codes count as retryable."""
     if code == 409:  # noqa: PLR2004 - HTTP's own numbers
-        family: type[ApiError] = AlreadyExists if reason == "AlreadyExists" else Conflict
-        return family(message, code=code, reason=reason)
-    families = {404: NotFound, 410: Expired} | dict.fromkeys((400, 401, 403, 405, 406, 413, 415, 422), Rejected)
-    if known := families.get(code):
-        return known(message, code=code, reason=reason)
-    return Unavailable(f"the API answered {code} {reason}: {message}")
+        # One code for two errors; only the reason tells them apart.
+        conflict: type[ApiError] = AlreadyExists if reason == "AlreadyExists" else Conflict
+        return conflict(message, code=code, reason=reason)
+    types: dict[int, type[ApiError]] = {404: NotFound, 410: Expired, **dict.fromkeys(REJECTED_CODES, Rejected)}
+    if type_ := types.get(code):
+        return type_(message, code=code, reason=reason)
+    return Unavailable(f"the API server answered {code} {reason}: {message}")

@@ -1,4 +1,4 @@
-"""Events on objects, so that `kubectl describe` tells what Quotient did and why."""
+"""Kubernetes events, so that `kubectl describe` shows what Quotient did to an object and why."""
 
 import hashlib
 import threading
@@ -12,13 +12,19 @@ from cluster.interface import Cluster
 from cluster.objects import EVENTS, Event, EventSource, Metadata, ObjectReference
 from vcuda.decision import Unavailable
 
-REMEMBERED = 4096
+MAX_COUNTS = 4096
+# The limit of the events.k8s.io API.
 MAX_MESSAGE = 1024
+# An event's name begins with the object's, and names have at most 253 characters.
+MAX_NAME = 200
 NORMAL, WARNING = "Normal", "Warning"
 
 
 class EventRecorder:
-    """Writes events, repeats of one as a count. Best effort: an event that cannot be written is counted only."""
+    """Writes events, and counts repetitions in one object instead of writing another. Thread-safe.
+
+    Best effort: an event that cannot be written is logged and counted, and nothing is raised.
+    """
 
     def __init__(self, cluster: Cluster, component: str) -> None:
         self._cluster, self._component = cluster, component
@@ -29,15 +35,16 @@ class EventRecorder:
         self._log = structlog.get_logger().bind(component=component)
 
     def record(self, about: ObjectReference, reason: str, message: str, *, type_: str = NORMAL) -> None:
-        """Tell the readers of an object what happened to it."""
         text = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
         name = event_name(about, self._component, type_, reason, text)
         with self._lock:
             count = self._counts[name] = self._counts.pop(name, 0) + 1
-            if len(self._counts) > REMEMBERED:
+            # The one that was counted least recently goes first; its event continues from the stored count.
+            if len(self._counts) > MAX_COUNTS:
                 self._counts.popitem(last=False)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = Event(
+            # Events about cluster-wide objects live in the default namespace.
             metadata=Metadata(name=name, namespace=about.namespace or "default"),
             involved_object=about,
             type=type_,
@@ -51,16 +58,16 @@ class EventRecorder:
         )
         try:
             self._write(event)
-        except (ApiError, Unavailable) as broken:
+        except (ApiError, Unavailable) as error:
             self.failures += 1
-            self._log.warning("event_not_written", reason=reason, cause=str(broken))
+            self._log.warning("event_not_written", reason=reason, error=str(error))
 
     def _write(self, event: Event) -> None:
         name, namespace = event.metadata.name, event.metadata.namespace
         if event.count == 1:
             try:
                 self._cluster.create(EVENTS, event)
-            except AlreadyExists:  # written before this process began to count: go on from there
+            except AlreadyExists:  # written before this process started: continue its count
                 count = self._cluster.get(EVENTS, name, namespace).count + 1
                 with self._lock:
                     self._counts[name] = max(count, self._counts.get(name, 0))
@@ -68,11 +75,11 @@ class EventRecorder:
             return
         try:
             self._cluster.patch(EVENTS, name, namespace, {"count": event.count, "lastTimestamp": event.last_timestamp})
-        except NotFound:  # events live an hour only
+        except NotFound:  # the API server deletes events after an hour
             self._cluster.create(EVENTS, event)
 
 
-def event_name(about: ObjectReference, *what: str) -> str:
-    """Name an event after its object and its content, so that a repeat finds it again."""
-    told = "\0".join((about.kind, about.uid, *what))
-    return f"{about.name[:200]}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+def event_name(about: ObjectReference, *content: str) -> str:
+    """Return a name derived from the object and the event's content, so that a repetition finds its predecessor."""
+    text = "\0".join((about.kind, about.uid, *content))
+    return f"{about.name[:MAX_NAME]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

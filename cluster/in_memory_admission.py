@@ -1,7 +1,7 @@
-"""Admission as an API server does it: which hooks are called, with what, and what their answers do.
+"""Admission in the in-memory cluster: which webhooks are called, with what, and what their responses do.
 
-Only the in-memory cluster needs it; a real one has its own. Hooks are functions from an AdmissionReview to
-an AdmissionReview, so a test can pass a function and `quotient local` a call over HTTPS.
+A webhook is a function from an AdmissionReview to an AdmissionReview, so a test can pass a function, and
+`quotient local` a call over HTTPS.
 """
 
 import base64
@@ -19,23 +19,26 @@ from cluster.objects import Raw
 from vcuda.decision import Unavailable
 
 Review = dict[str, Any]
+# The status code of a denial that names none.
 DENIED_BY_DEFAULT = 403
 
 
 class InMemoryWebhook(Struct, frozen=True):
-    """One webhook: what it is called for and how. `resources` may name subresources, as in `pods/binding`."""
+    """One webhook, with the fields of a webhook configuration; `resources` may name subresources (`pods/binding`)."""
 
     name: str
     call: Callable[[Review], Review]
     mutating: bool = False
     resources: tuple[str, ...] = ("pods",)
     operations: tuple[str, ...] = ("CREATE",)
+    # failurePolicy Fail, else Ignore.
     fail_closed: bool = True
+    # reinvocationPolicy IfNeeded, else Never.
     reinvoke: bool = True
 
 
 class Operation(Struct, frozen=True):
-    """What somebody wants to do to an object."""
+    """A request to the API, with what a review says about it."""
 
     operation: str
     api_version: str
@@ -50,14 +53,13 @@ class Operation(Struct, frozen=True):
 
     @property
     def resource(self) -> str:
-        """The resource as rules name it."""
+        """The resource as rules write it: `pods` or `pods/binding`."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
 
 def matching_webhooks(
     hooks: Sequence[InMemoryWebhook], operation: Operation, *, mutating: bool
 ) -> list[InMemoryWebhook]:
-    """Pick the hooks that are called for an operation."""
     return [
         hook
         for hook in hooks
@@ -66,34 +68,38 @@ def matching_webhooks(
 
 
 def mutate(hooks: Sequence[InMemoryWebhook], operation: Operation, obj: Raw) -> Raw:
-    """Let mutating hooks change an object; those that ran before a later change are called once more."""
-    called = matching_webhooks(hooks, operation, mutating=True)
-    seen: dict[str, Raw] = {}
-    for hook in called:
+    """Return the object as the mutating webhooks leave it.
+
+    A webhook is called once more if others changed the object after its call, as with reinvocationPolicy IfNeeded.
+    """
+    matching = matching_webhooks(hooks, operation, mutating=True)
+    results: dict[str, Raw] = {}
+    for hook in matching:
         obj = call_webhook(hook, operation, obj)
-        seen[hook.name] = obj
-    for hook in called:
-        if hook.reinvoke and seen[hook.name] != obj:
+        results[hook.name] = obj
+    for hook in matching:
+        if hook.reinvoke and results[hook.name] != obj:
             obj = call_webhook(hook, operation, obj)
     return obj
 
 
 def validate(hooks: Sequence[InMemoryWebhook], operation: Operation, obj: Raw | None) -> None:
-    """Ask validating hooks; the first denial is raised."""
+    """Call the validating webhooks; the first denial is raised."""
     for hook in matching_webhooks(hooks, operation, mutating=False):
         call_webhook(hook, operation, obj or {})
 
 
 def call_webhook(hook: InMemoryWebhook, operation: Operation, obj: Raw) -> Raw:
-    """Call one hook and give the object as it leaves it; a denial is raised, and so is no answer if one is needed."""
-    asked = review(operation, obj)
+    """Return the object as one webhook leaves it; raises its denial, or Unavailable if it failed and fails closed."""
+    request = build_review(operation, obj)
     try:
-        response = checked(hook, asked, hook.call(copy.deepcopy(asked)))
-        changed = patched(obj, response["patch"]) if response.get("patch") and response["allowed"] else obj
-    except Exception as broken:  # whatever a hook does wrong, its failure policy says what follows
+        # A copy: a webhook in this process could change the object that it is sent.
+        response = check_response(hook, request, hook.call(copy.deepcopy(request)))
+        changed = apply_patch(obj, response["patch"]) if response.get("patch") and response["allowed"] else obj
+    except Exception as error:  # whatever the failure, the failure policy decides
         if not hook.fail_closed:
             return obj
-        raise Unavailable(f'failed calling webhook "{hook.name}": {broken}') from broken
+        raise Unavailable(f'failed calling webhook "{hook.name}": {error}') from error
     if not response["allowed"]:
         status = response.get("status") or {}
         message = (
@@ -103,8 +109,7 @@ def call_webhook(hook: InMemoryWebhook, operation: Operation, obj: Raw) -> Raw:
     return changed
 
 
-def patched(obj: Raw, encoded: str) -> Raw:
-    """Apply the patch of an answer."""
+def apply_patch(obj: Raw, encoded: str) -> Raw:
     operations = json.loads(base64.b64decode(encoded))
     if not isinstance(operations, list):
         raise TypeError("a JSON patch is a list of operations")
@@ -112,22 +117,22 @@ def patched(obj: Raw, encoded: str) -> Raw:
     return changed
 
 
-def checked(hook: InMemoryWebhook, asked: Review, answer: Review) -> dict[str, Any]:
-    """Hold an answer to the protocol, as the API server does."""
-    if (answer.get("apiVersion"), answer.get("kind")) != (asked["apiVersion"], asked["kind"]):
-        raise ValueError(f"expected an AdmissionReview of {asked['apiVersion']}, got {answer.get('kind')!r}")
-    response: dict[str, Any] = answer["response"]
-    if response["uid"] != asked["request"]["uid"]:
-        raise ValueError("it answered another review")
+def check_response(hook: InMemoryWebhook, request: Review, review: Review) -> dict[str, Any]:
+    """Return the response of a review; ValueError or KeyError if it breaks the protocol, as an API server checks it."""
+    if (review.get("apiVersion"), review.get("kind")) != (request["apiVersion"], request["kind"]):
+        raise ValueError(f"expected an AdmissionReview of {request['apiVersion']}, got {review.get('kind')!r}")
+    response: dict[str, Any] = review["response"]
+    if response["uid"] != request["request"]["uid"]:
+        raise ValueError(f"expected response.uid={request['request']['uid']!r}, got {response['uid']!r}")
     if bool(response.get("patch")) != bool(response.get("patchType")):
-        raise ValueError("patch and patchType go together")
+        raise ValueError("patch and patchType must be set together")
     if response.get("patch") and not hook.mutating:
         raise ValueError("a validating webhook must not return a patch")
+    # A response without a decision is a denial.
     return {"allowed": False, **response}
 
 
-def review(operation: Operation, obj: Raw) -> Review:
-    """Write the AdmissionReview that a hook gets."""
+def build_review(operation: Operation, obj: Raw) -> Review:
     group, _, version = operation.api_version.rpartition("/")
     request = {
         "uid": str(uuid.uuid4()),

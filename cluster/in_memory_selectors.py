@@ -1,4 +1,4 @@
-"""Kubernetes' label and field selectors, for the cluster in memory."""
+"""Label and field selectors of Kubernetes, for the in-memory cluster."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,8 +12,11 @@ KEY = r"(?P<key>[A-Za-z0-9][A-Za-z0-9_./-]*)"
 SET_BASED = re.compile(KEY + r"\s+(?P<verb>in|notin)\s*\(\s*(?P<values>[^()]*)\)")
 EQUALITY = re.compile(KEY + r"\s*(?P<verb>==|=|!=)\s*(?P<value>[A-Za-z0-9_./-]*)")
 EXISTENCE = re.compile(r"(?P<verb>!?)\s*" + KEY)
-PARTS = re.compile(r",(?![^(]*\))")
+# A comma outside of parentheses: those within separate the values of `in` and `notin`.
+SEPARATOR = re.compile(r",(?![^(]*\))")
 
+# The API server supports these fields only, those of pods and nodes as far as components use them.
+FIELDS_OF_ALL_KINDS = ("metadata.name", "metadata.namespace")
 FIELDS = {
     PODS.plural: (
         "spec.nodeName",
@@ -24,55 +27,51 @@ FIELDS = {
     ),
     NODES.plural: ("spec.unschedulable",),
 }
-EVERY_KIND = ("metadata.name", "metadata.namespace")
 
 Condition = Callable[[Raw], bool]
 
 
 def compile_selector(plural: str, selector: Selector) -> Condition:
-    """Read a selector once and give the condition it states; what cannot be read is refused, as by the API server."""
-    conditions = [label_condition(part) for part in parts(selector.labels)]
-    conditions += [field_condition(plural, part) for part in parts(selector.fields)]
+    """Return a selector as a function; Rejected if it cannot be parsed or names an unsupported field."""
+    conditions = [label_condition(requirement) for requirement in split_requirements(selector.labels)]
+    conditions += [field_condition(plural, requirement) for requirement in split_requirements(selector.fields)]
     return lambda obj: all(condition(obj) for condition in conditions)
 
 
-def parts(text: str) -> list[str]:
-    """Split a selector at its commas, but not at those within parentheses."""
-    return [part.strip() for part in PARTS.split(text) if part.strip()]
+def split_requirements(text: str) -> list[str]:
+    return [part.strip() for part in SEPARATOR.split(text) if part.strip()]
 
 
-def label_condition(part: str) -> Condition:
-    """Read one requirement on labels."""
-    if found := SET_BASED.fullmatch(part):
-        key, values = found["key"], [value.strip() for value in found["values"].split(",")]
-        wanted = found["verb"] == "in"
-        return lambda obj: (labels_of(obj).get(key) in values) is wanted
-    if found := EQUALITY.fullmatch(part):
-        key, value, wanted = found["key"], found["value"], found["verb"] != "!="
-        return lambda obj: (labels_of(obj).get(key) == value) is wanted
-    if found := EXISTENCE.fullmatch(part):
-        key, wanted = found["key"], not found["verb"]
-        return lambda obj: (key in labels_of(obj)) is wanted
-    raise Rejected(f"unable to parse requirement {part!r} of a label selector", code=400, reason="BadRequest")
+def label_condition(requirement: str) -> Condition:
+    # An object without the label satisfies `!=` and `notin`, as in Kubernetes.
+    if match := SET_BASED.fullmatch(requirement):
+        key, values = match["key"], [value.strip() for value in match["values"].split(",")]
+        expected = match["verb"] == "in"
+        return lambda obj: (labels_of(obj).get(key) in values) is expected
+    if match := EQUALITY.fullmatch(requirement):
+        key, value, expected = match["key"], match["value"], match["verb"] != "!="
+        return lambda obj: (labels_of(obj).get(key) == value) is expected
+    if match := EXISTENCE.fullmatch(requirement):
+        key, expected = match["key"], not match["verb"]
+        return lambda obj: (key in labels_of(obj)) is expected
+    raise Rejected(f"unable to parse requirement {requirement!r} of a label selector", code=400, reason="BadRequest")
 
 
-def field_condition(plural: str, part: str) -> Condition:
-    """Read one requirement on a field such as `spec.nodeName`; only some can be asked for."""
-    found = EQUALITY.fullmatch(part)
-    if found is None or found["key"] not in (*EVERY_KIND, *FIELDS.get(plural, ())):
-        raise Rejected(f"field label not supported: {part!r}", code=400, reason="BadRequest")
-    path, value, wanted = found["key"].split("."), found["value"], found["verb"] != "!="
-    return lambda obj: (field_text(obj, path) == value) is wanted
+def field_condition(plural: str, requirement: str) -> Condition:
+    match = EQUALITY.fullmatch(requirement)
+    if match is None or match["key"] not in (*FIELDS_OF_ALL_KINDS, *FIELDS.get(plural, ())):
+        raise Rejected(f"field label not supported: {requirement!r}", code=400, reason="BadRequest")
+    path, value, expected = match["key"].split("."), match["value"], match["verb"] != "!="
+    return lambda obj: (field_text(obj, path) == value) is expected
 
 
 def labels_of(obj: Raw) -> Mapping[str, str]:
-    """Give an object's labels."""
     labels: Mapping[str, str] = obj["metadata"].get("labels") or {}
     return labels
 
 
 def field_text(obj: Raw, path: list[str]) -> str:
-    """Give a field as selectors compare it; an absent one is empty, an absent truth is false."""
+    """Return a field as selectors compare it: empty if it is absent, `false` for an absent boolean."""
     value: Any = obj
     for step in path:
         value = (value or {}).get(step)

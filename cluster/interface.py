@@ -1,8 +1,8 @@
 """What components need of a cluster, and no more.
 
-Two tenants keep it: `cluster.api` (a Kubernetes API server) and `cluster.in_memory` (this process). One
-conformance suite in `tests/cluster/` runs against both. Informers, leader election and events are written
-once, on top of it.
+There are two implementations: `cluster.api` (a Kubernetes API server) and `cluster.in_memory` (this process). One
+conformance suite in `tests/cluster/` runs against both. Informers, leader election and events are written once, on top
+of this interface.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Object)
 
 
 class ChangeType(StrEnum):
-    """What a watch reports."""
+    """The event types of a watch."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -27,21 +27,21 @@ class ChangeType(StrEnum):
 
 
 class Change(Struct, Generic[T], frozen=True):
-    """One report of a watch; of a bookmark, only the resource version is of use."""
+    """One event of a watch; a bookmark's object has nothing but a resource version."""
 
     type: ChangeType
     object: T
 
 
 class Listing(Struct, Generic[T], frozen=True):
-    """All objects of a kind at one moment, and the version from which to watch on."""
+    """Objects of a kind at one moment, and the resource version from which to watch."""
 
     items: list[T]
     resource_version: str
 
 
 class Selector(Struct, frozen=True):
-    """Which objects of a kind: Kubernetes' label and field selectors, as text."""
+    """Kubernetes' label and field selectors, as text."""
 
     labels: str = ""
     fields: str = ""
@@ -51,32 +51,31 @@ EVERYTHING = Selector()
 
 
 class Watch(Protocol[T]):
-    """A running watch: iterate over it, and close it, from any thread, to end the iteration."""
+    """A running watch. Any thread may close it, which ends the iteration in another one."""
 
     def __iter__(self) -> Iterator[Change[T]]:
-        """Give the changes as they come; ends when the server ends the watch or it is closed."""
+        """Yield changes until the server ends the watch or it is closed."""
 
     def close(self) -> None:
-        """End the watch, also while another thread waits on it."""
+        """End the watch, also while another thread waits for its next change."""
 
 
 class Cluster(Protocol):
-    """A cluster. Errors are those of `cluster.errors`, or Unavailable if it cannot be reached."""
+    """A cluster. Calls raise the errors of `cluster.errors`, or Unavailable if the cluster cannot be reached."""
 
-    def bounded(self, timeout_s: float) -> "Cluster":
-        """Give the same cluster with calls that take no longer than this."""
+    def with_timeout(self, timeout_s: float) -> "Cluster":
+        """Return the same cluster with another timeout for its calls."""
 
     def version(self) -> str:
-        """Say which Kubernetes it is, as in v1.36.4."""
+        """Return the version of Kubernetes, such as v1.36.4."""
 
-    def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
-        """Read one object."""
+    def get(self, kind: Kind[T], name: str, namespace: str = "") -> T: ...
 
     def list(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Listing[T]:
-        """Read all objects of a kind, of one namespace or of all."""
+        """Return all objects of a kind, in one namespace or (if empty) in all."""
 
     def pages(self, kind: Kind[T], namespace: str = "", selector: Selector = EVERYTHING) -> Iterator[Listing[T]]:
-        """Read all objects of a kind, some at a time, all at one version; Expired if that takes too long."""
+        """Yield all objects of a kind, page by page at one resource version; Expired if that takes too long."""
 
     def watch(
         self,
@@ -86,49 +85,48 @@ class Cluster(Protocol):
         selector: Selector = EVERYTHING,
         *,
         timeout_s: float = 300.0,
-        silence_s: float = 150.0,
+        idle_timeout_s: float = 150.0,
     ) -> Watch[T]:
-        """Follow changes since a version, until the server ends the watch after `timeout_s`.
+        """Watch changes after a resource version, until the server ends the watch after `timeout_s`.
 
-        A connection on which nothing arrives for `silence_s`, not even a bookmark, is taken for dead
-        (Unavailable).
+        Unavailable if nothing arrives for `idle_timeout_s`, not even a bookmark: the connection is dead.
         """
 
     def create(self, kind: Kind[T], obj: T | Mapping[str, Any], *, dry_run: bool = False) -> T:
-        """Make an object; a mapping is sent as it is, fields unknown to us included."""
+        """Create an object; a mapping is sent as it is, with fields that our structs do not have."""
 
     def update(self, kind: Kind[T], obj: T) -> T:
-        """Replace an object that has not changed since it was read; Conflict if it has."""
+        """Replace an object; Conflict if it changed since it was read."""
 
     def patch(
         self, kind: Kind[T], name: str, namespace: str, changes: Mapping[str, Any], *, subresource: str = ""
     ) -> T:
-        """Merge changes into an object (RFC 7386); a resourceVersion among them makes it compare-and-swap."""
+        """Merge changes into an object (RFC 7386); a resourceVersion among them makes it a compare-and-swap."""
 
-    def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], *, manager: str) -> T:
-        """Make these fields of an object so, and own them under this manager's name (server-side apply, by force).
+    def apply(self, kind: Kind[T], current: T, fields: Mapping[str, Any], *, manager: str) -> T:
+        """Set fields of an existing object by a forced server-side apply, owned by this field manager.
 
-        Entries of a list are merged by their name, so the fields name just what is meant. Conflict if it is not the
-        object any more that was found. A manager always gives all fields it owns: what it leaves out, it gives up.
+        Lists are merged by their entries' names. A manager has to pass all fields that it owns: those it leaves out are
+        removed. Conflict if `current` was deleted or replaced by another object of the same name.
         """
 
     def delete(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
     ) -> None:
-        """Delete an object; with a uid, only that very one."""
+        """Delete an object; with a uid, Conflict if the name belongs to another object by now."""
 
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
-        """Give a pod its node, and annotations in the same write; Conflict if it has one."""
+        """Bind a pod to a node and set annotations in the same write; Conflict if it is bound already."""
 
 
 def check_address(kind: Kind[T], name: str, namespace: str) -> None:
-    """Hold callers to naming one object: without a name the API would take the whole collection, deletes included."""
+    """Reject an address without name or namespace: the API would take it for the whole collection, also in a delete."""
     if not name or (kind.namespaced and not namespace):
         raise TypeError(f"{kind.name}: name {name!r} and namespace {namespace!r} do not name one object")
 
 
 def check_create(kind: Kind[T], metadata: Mapping[str, Any]) -> None:
-    """Refuse what no API server would create, in the same words whoever is asked."""
+    """Reject what an API server would, with its messages."""
     if kind.namespaced and not metadata.get("namespace"):
         raise Rejected(
             f"{kind.plural}: an empty namespace may not be set during creation", code=400, reason="BadRequest"
@@ -138,14 +136,14 @@ def check_create(kind: Kind[T], metadata: Mapping[str, Any]) -> None:
 
 
 def check_version(since: str) -> None:
-    """Refuse to watch from what is no version."""
+    """Reject what is not a resource version: an API server takes an empty one for "from any version"."""
     if not since.isdecimal():
-        raise Rejected(f"resourceVersion: {since!r} is no version", code=400, reason="BadRequest")
+        raise Rejected(f"invalid resource version {since!r}", code=400, reason="BadRequest")
 
 
 def check_update(kind: Kind[T], obj: T) -> None:
-    """Hold callers to compare-and-swap and to whole objects; a breach is a fault of the program."""
+    """Reject updates that would lose data; TypeError, as this is a bug of the caller."""
     if kind.partial:
-        raise TypeError(f"{kind.name} is read in part only: patch it, or fields unknown to us would be lost")
+        raise TypeError(f"{kind.name} is decoded in part: patch it, an update would drop the fields we do not know")
     if not obj.metadata.resource_version:
         raise TypeError(f"{kind.name} {obj.metadata.name}: an update needs the resourceVersion it was read at")

@@ -1,7 +1,7 @@
-"""Kubernetes objects as Quotient reads them: small frozen structs, decoded from the raw answers.
+"""Kubernetes objects as Quotient reads them: small frozen structs with the fields that it needs.
 
-A kind marked `partial` leaves fields of the object out. Such an object is never written back whole, only
-patched, so fields that we do not know survive.
+A kind marked `partial` has no fields for the rest of the object. Such an object is patched and never replaced, so that
+the fields which we do not know survive; `check_update` enforces that.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,8 +13,6 @@ from vcuda.pod import PodSpec
 
 
 class OwnerReference(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Who made this object."""
-
     api_version: str
     kind: str
     name: str
@@ -24,7 +22,7 @@ class OwnerReference(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Metadata(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What every object has; complete enough to be written back."""
+    """The metadata of every object; complete enough for an update."""
 
     name: str = ""
     generate_name: str = ""
@@ -47,15 +45,13 @@ class Object(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=Tr
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A container that a node made for a pod; its id begins with the runtime's name."""
+    """The status of a container; its id is `<runtime>://<id>`, empty before it was created."""
 
     name: str = ""
     container_id: str = field(name="containerID", default="")
 
 
 class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """How far a pod has come."""
-
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -65,7 +61,7 @@ class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether none of its containers will run again."""
+        """Whether the pod is terminal: no container of it will run again."""
         return self.phase in {"Succeeded", "Failed"}
 
 
@@ -77,38 +73,28 @@ class Pod(Object, frozen=True, kw_only=True):
 
 
 class Taint(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A mark that keeps pods off a node."""
-
     key: str
     effect: str
     value: str = ""
 
 
 class NodeSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Whether a node takes pods."""
-
     unschedulable: bool = False
     taints: list[Taint] = []
 
 
 class NodeCondition(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One thing the kubelet reports about its node."""
-
     type: str
     status: str
     last_transition_time: str | None = None
 
 
 class NodeInfo(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What runs on a node."""
-
     kubelet_version: str = ""
     container_runtime_version: str = ""
 
 
 class NodeStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a node has, and how it is."""
-
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
     conditions: list[NodeCondition] = []
@@ -123,8 +109,6 @@ class Node(Object, frozen=True, kw_only=True):
 
 
 class NamespaceStatus(Struct, frozen=True, omit_defaults=True):
-    """Whether a namespace is going away."""
-
     phase: str = ""
 
 
@@ -135,7 +119,7 @@ class Namespace(Object, frozen=True, kw_only=True):
 
 
 class ConfigMap(Object, frozen=True, kw_only=True):
-    """A ConfigMap, whole."""
+    """A ConfigMap with all of its fields."""
 
     data: dict[str, str] = {}
     binary_data: dict[str, str] = {}
@@ -143,7 +127,7 @@ class ConfigMap(Object, frozen=True, kw_only=True):
 
 
 class Secret(Object, frozen=True, kw_only=True):
-    """A Secret, whole; its values are base64."""
+    """A Secret with all of its fields; the values are base64."""
 
     type: str = "Opaque"
     data: dict[str, str] = {}
@@ -151,21 +135,19 @@ class Secret(Object, frozen=True, kw_only=True):
 
 
 class ServiceReference(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A Service behind which something answers."""
-
     name: str = ""
     namespace: str = ""
 
 
 class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Where a webhook is, and whose certificates the API server trusts when it calls it."""
+    """How the API server calls a webhook; `ca_bundle` is base64."""
 
     service: ServiceReference = ServiceReference()
     ca_bundle: str = ""
 
 
 class RegisteredWebhook(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One webhook."""
+    """One entry of a webhook configuration."""
 
     name: str
     client_config: ClientConfig = ClientConfig()
@@ -173,70 +155,56 @@ class RegisteredWebhook(Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class WebhookConfiguration(Object, frozen=True, kw_only=True):
-    """Webhooks that the API server calls; partial."""
+    """A MutatingWebhookConfiguration or ValidatingWebhookConfiguration; partial."""
 
     webhooks: list[RegisteredWebhook] = []
 
 
 class ContainerImage(Struct, frozen=True, omit_defaults=True):
-    """What a container runs."""
-
     image: str = ""
 
 
 class TemplateSpec(Struct, frozen=True, omit_defaults=True):
-    """The containers of a workload's pods."""
-
     containers: list[ContainerImage] = []
 
 
 class WorkloadTemplate(Struct, frozen=True, omit_defaults=True):
-    """What pods of a workload are made of."""
-
     spec: TemplateSpec = TemplateSpec()
 
 
 class WorkloadSpec(Struct, frozen=True, omit_defaults=True):
-    """How many pods a workload wants, and which."""
-
+    # The API's default for a Deployment; a DaemonSet has no such field.
     replicas: int = 1
     template: WorkloadTemplate = WorkloadTemplate()
 
 
 class WorkloadStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """How many there are."""
-
     ready_replicas: int = 0
 
 
 class Workload(Object, frozen=True, kw_only=True):
-    """A Deployment or the like; partial."""
+    """A Deployment or a DaemonSet; partial."""
 
     spec: WorkloadSpec = WorkloadSpec()
     status: WorkloadStatus = WorkloadStatus()
 
 
 class EndpointConditions(Struct, frozen=True, omit_defaults=True):
-    """Whether something behind a Service takes calls."""
-
     ready: bool | None = None
 
 
 class Endpoint(Struct, frozen=True, omit_defaults=True):
-    """Something behind a Service."""
-
     conditions: EndpointConditions = EndpointConditions()
 
 
 class EndpointSlice(Object, frozen=True, kw_only=True):
-    """Some of what is behind a Service; partial."""
+    """Some or all endpoints of a Service; partial."""
 
+    # The API writes null instead of an empty list.
     endpoints: list[Endpoint] | None = None
 
 
 class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Who holds a lease, and since when."""
-
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     acquire_time: str | None = None
@@ -247,13 +215,13 @@ class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Lease(Object, frozen=True, kw_only=True):
-    """A Lease, whole."""
+    """A Lease with all of its fields."""
 
     spec: LeaseSpec = LeaseSpec()
 
 
 class ObjectReference(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """An object that something is about."""
+    """A reference to the object that an event is about."""
 
     api_version: str = ""
     kind: str = ""
@@ -265,13 +233,11 @@ class ObjectReference(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class EventSource(Struct, frozen=True, omit_defaults=True):
-    """Which component speaks."""
-
     component: str = ""
 
 
 class Event(Object, frozen=True, kw_only=True):
-    """Something that happened to an object; partial."""
+    """An event of the core API; partial."""
 
     involved_object: ObjectReference = ObjectReference()
     type: str = "Normal"
@@ -285,43 +251,35 @@ class Event(Object, frozen=True, kw_only=True):
 
 
 class TokenReviewSpec(Struct, frozen=True):
-    """A token that somebody presents."""
-
     token: str = ""
 
 
 class UserInfo(Struct, frozen=True, omit_defaults=True):
-    """Who somebody is."""
-
     username: str = ""
     uid: str = ""
     groups: list[str] = []
 
 
 class TokenReviewStatus(Struct, frozen=True, omit_defaults=True):
-    """Whether a token is good, and whose it is."""
-
     authenticated: bool = False
     user: UserInfo = UserInfo()
 
 
 class TokenReview(Object, frozen=True, kw_only=True):
-    """A question about a token, answered at once and not stored; partial."""
+    """Asks whose token it is; the answer is in the status of the created object, which is not stored. Partial."""
 
     spec: TokenReviewSpec = TokenReviewSpec()
     status: TokenReviewStatus = TokenReviewStatus()
 
 
 class NonResourceAttributes(Struct, frozen=True, omit_defaults=True):
-    """Something to be done to a path."""
+    """A request for a URL path that is not a resource."""
 
     path: str = ""
     verb: str = ""
 
 
 class ResourceAttributes(Struct, frozen=True, omit_defaults=True):
-    """Something to be done to objects."""
-
     verb: str = ""
     group: str = ""
     resource: str = ""
@@ -329,8 +287,6 @@ class ResourceAttributes(Struct, frozen=True, omit_defaults=True):
 
 
 class AccessReviewSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Somebody, and what he wants to do."""
-
     user: str = ""
     groups: list[str] = []
     non_resource_attributes: NonResourceAttributes = NonResourceAttributes()
@@ -338,13 +294,11 @@ class AccessReviewSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class AccessReviewStatus(Struct, frozen=True, omit_defaults=True):
-    """Whether he may."""
-
     allowed: bool = False
 
 
 class AccessReview(Object, frozen=True, kw_only=True):
-    """A question about a right, answered at once and not stored; partial."""
+    """Asks whether a user may do something; answered in the status like a TokenReview. Partial."""
 
     spec: AccessReviewSpec = AccessReviewSpec()
     status: AccessReviewStatus = AccessReviewStatus()
@@ -354,7 +308,7 @@ T = TypeVar("T", bound=Object)
 
 
 class Kind(Struct, Generic[T], frozen=True):
-    """A kind of objects: where the API serves it, and the struct it is read into."""
+    """A kind of object: where the API serves it, and the struct it is decoded into."""
 
     api_version: str
     name: str
@@ -375,6 +329,7 @@ NODES = Kind("v1", "Node", "nodes", Node, namespaced=False, partial=True, subres
 NAMESPACES = Kind("v1", "Namespace", "namespaces", Namespace, namespaced=False, partial=True)
 CONFIG_MAPS = Kind("v1", "ConfigMap", "configmaps", ConfigMap)
 EVENTS = Kind("v1", "Event", "events", Event, partial=True)
+# Their metadata is all that is needed.
 REPLICA_SETS = Kind("apps/v1", "ReplicaSet", "replicasets", Object, partial=True)
 TOKEN_REVIEWS = Kind(
     "authentication.k8s.io/v1", "TokenReview", "tokenreviews", TokenReview, namespaced=False, partial=True
@@ -412,13 +367,14 @@ VALIDATING_WEBHOOKS = Kind(
 )
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases", Lease)
 
+# An object as plain JSON values.
 Raw = dict[str, Any]
-# Who owns an object that is about to be made.
+# Returns the owner references of an object that is about to be created.
 Owners = Callable[[], list[OwnerReference]]
 
 
 def binding(pod: str, namespace: str, node: str, uid: str, annotations: Mapping[str, str]) -> Raw:
-    """Write a Binding; its annotations reach the pod in the write that sets the node, if it still has this uid."""
+    """Return a Binding; the API server rejects it if the pod has another uid."""
     return {
         "apiVersion": "v1",
         "kind": "Binding",

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from certs.authority import issue, new_authority
-from certs.certificate_secrets import CA_SECRET, CertificateSecrets, RotationTarget
-from certs.key_pairs import CERTIFICATE, KEY, CertificateError, KeyPair, certificates_in, format_time, names_of
+from certs.certificate_secrets import CertificateSecrets, RotationTarget
+from certs.key_pairs import CertificateError, KeyPair, certificates_in, format_time, names_of
 from certs.renewal import due_for_renewal, is_signed_by, needs_renewal
 from certs.rotation import CertificateState
 from console.connecting import connect_cluster
@@ -19,6 +19,7 @@ from console.printing import wide_console
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
+from vcuda.names import CA_SECRET, TLS_CERTIFICATE, TLS_KEY
 
 Row = dict[str, Any]
 
@@ -58,7 +59,7 @@ def certificate_report(configuration: Configuration) -> tuple[list[Row], list[st
         hooks = WebhookConfigurations(cluster, namespace)
         bundles = [bundle for bundle in hooks.bundles() if bundle]
         without = len(hooks.bundles()) - len(bundles)
-        kept = CertificateSecrets(cluster, namespace).read(now).kept
+        kept = CertificateSecrets(cluster, namespace).read(now).state
     except (ApiError, Unavailable) as error:
         raise click.UsageError(str(error)) from None
     rows = [row_of(name, pair, bundles) for name, pair in pairs_of(kept)]
@@ -83,7 +84,7 @@ def certificate_report(configuration: Configuration) -> tuple[list[Row], list[st
 
 
 def pairs_of(kept: CertificateState) -> list[tuple[str, KeyPair]]:
-    named = (("CA", kept.current), ("next CA", kept.following))
+    named = (("CA", kept.current), ("next CA", kept.next))
     return [(name, pair) for name, pair in named if pair is not None]
 
 
@@ -126,7 +127,7 @@ def rotate(loaded: Loaded, *, leaf: bool) -> None:
 
     configuration = loaded.configuration
     try:
-        CertificateSecrets(connect_cluster(configuration), configuration.system_namespace).wish(
+        CertificateSecrets(connect_cluster(configuration), configuration.system_namespace).request_rotation(
             RotationTarget.LEAF if leaf else RotationTarget.AUTHORITY
         )
     except NotFound:
@@ -156,7 +157,7 @@ def make(folder: Path, names: tuple[str, ...], *, force: bool) -> None:
         pair = issue(authority, names, now)
     except ValueError as error:
         raise click.UsageError(f"--name: {error}; write a DNS name or an IP address") from None
-    files = {"ca.crt": authority.certificate, CERTIFICATE: pair.certificate, KEY: pair.key}
+    files = {"ca.crt": authority.certificate, TLS_CERTIFICATE: pair.certificate, TLS_KEY: pair.key}
     existing = [name for name in files if (folder / name).exists()]
     if existing and not force:
         raise click.UsageError(f"{folder}: {', '.join(existing)} exist; name another folder, or add --force")

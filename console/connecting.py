@@ -16,6 +16,6 @@ def connect_cluster(configuration: Configuration) -> Any:  # noqa: ANN401 - an A
     from cluster.api import connect  # noqa: PLC0415 - other commands start without the API client
 
     try:
-        return connect(configuration.cluster.kubeconfig, configuration.cluster.context).bounded(CALL_TIMEOUT_S)
+        return connect(configuration.cluster.kubeconfig, configuration.cluster.context).with_timeout(CALL_TIMEOUT_S)
     except Unavailable as error:
         raise click.UsageError(str(error)) from None

@@ -39,7 +39,7 @@ class LocalAdmission:
         # The probes need a port; any free one on loopback, so that they cannot collide with another process.
         probes = replace(configuration.controller, address="127.0.0.1", ops_port=0)
         self._controller = ControllerService(replace(configuration, controller=probes), cluster)
-        default = configuration.quota_by_default()
+        default = configuration.parse_default_quota()
         self._quota_source = ClusterQuotaSource(cluster, config.scheme, configuration.system_namespace, default)
         self._committer = LedgerCommitter(LedgerStore(cluster, configuration.system_namespace))
         admission = Admission(config, self._quota_source)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from console.printing import wide_console
 from settings.configuration import Configuration
-from settings.loading import ConfigurationError, Loaded, leaves, load, lookup, variable_of
+from settings.loading import ConfigurationError, Loaded, environment_variable, load, lookup, value_paths
 from settings.logs import configure_logs
 
 # Each command, and the module that defines it. A new command is a line here and a click command of that name there.
@@ -83,8 +83,8 @@ def config(loaded: Loaded, output: str) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
         return
     table = Table("setting", "value", "from", "environment variable", box=None)
-    for path in leaves(Configuration):
-        row = (path, str(lookup(values, path)), loaded.sources.get(path, "default"), variable_of(path))
+    for path in value_paths(Configuration):
+        row = (path, str(lookup(values, path)), loaded.sources.get(path, "default"), environment_variable(path))
         table.add_row(*map(escape, row))
     wide_console().print(table)
 

@@ -74,7 +74,7 @@ class ControllerCaches:
 
     def pods_in(self, namespace: str) -> list[PodUsage]:
         """Return the GPU pods of a namespace, ended ones included."""
-        return self.pods.indexed(BY_NAMESPACE, namespace)
+        return self.pods.by_index(BY_NAMESPACE, namespace)
 
     def namespaces_on(self, node: str) -> set[str]:
         """Return the namespaces that have GPU pods on a node."""

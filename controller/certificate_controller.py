@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from msgspec import Struct
 
-from certs.certificate_secrets import CA_SECRET, LEAF_SECRET, CertificateSecrets, RotationTarget, StoredCertificates
+from certs.certificate_secrets import CertificateSecrets, RotationTarget, StoredCertificates
 from certs.rotation import (
     CertificateState,
     NextStep,
@@ -51,7 +51,7 @@ from controller.webhook_configurations import (
     WebhookConfigurations,
 )
 from vcuda.decision import Unavailable
-from vcuda.names import APP, APP_LABEL, COMPONENT_LABEL, CONTROLLER, WEBHOOK_CONFIGURATION
+from vcuda.names import APP, APP_LABEL, CA_SECRET, COMPONENT_LABEL, CONTROLLER, LEAF_SECRET, WEBHOOK_CONFIGURATION
 
 WEBHOOK_ENDPOINTS = Selector(labels=f"kubernetes.io/service-name={WEBHOOK}")
 WEBHOOK_PODS = Selector(labels=f"{APP_LABEL}={APP},{COMPONENT_LABEL}=webhook")
@@ -193,13 +193,13 @@ class CertificateController:
         step = NextStep(Step.WAIT, "")
         for _ in range(MAX_STEPS):
             stored = self._secrets.read(self._wall())
-            request, observed = self._rotation_request(stored), self._observe(stored.kept)
-            step = next_step(stored.kept, request, self._wall(), observed)
+            request, observed = self._rotation_request(stored), self._observe(stored.state)
+            step = next_step(stored.state, request, self._wall(), observed)
             # Not before BEGIN and REMEMBER: until then the stored bundle may lack a CA that a served certificate needs.
-            if step.step not in (Step.BEGIN, Step.REMEMBER) and self._webhooks.set_ca_bundle(stored.kept.bundle):
-                observed = self._observe(stored.kept)
-                step = next_step(stored.kept, request, self._wall(), observed)
-            self.status = CertificateStatus(stored.kept, step)
+            if step.step not in (Step.BEGIN, Step.REMEMBER) and self._webhooks.set_ca_bundle(stored.state.bundle):
+                observed = self._observe(stored.state)
+                step = next_step(stored.state, request, self._wall(), observed)
+            self.status = CertificateStatus(stored.state, step)
             if step.step in (Step.WAIT, Step.REST):
                 break
             self._take_step(step, stored, request, observed)
@@ -207,25 +207,25 @@ class CertificateController:
         return Step.WAIT if Step.WAIT in (step.step, policy_step) else Step.REST
 
     def _rotation_request(self, stored: StoredCertificates) -> RotationRequest:
-        if stored.wish and stored.wish not in [*RotationTarget]:
+        if stored.requested and stored.requested not in [*RotationTarget]:
             self._log.warning(
-                "rotation_request_invalid", value=stored.wish, remedy=f"write one of {', '.join(RotationTarget)}"
+                "rotation_request_invalid", value=stored.requested, remedy=f"write one of {', '.join(RotationTarget)}"
             )
         return RotationRequest(
             self._terms.names,
-            new_authority=stored.wish == RotationTarget.AUTHORITY,
-            new_leaf=stored.wish == RotationTarget.LEAF,
+            new_authority=stored.requested == RotationTarget.AUTHORITY,
+            new_leaf=stored.requested == RotationTarget.LEAF,
         )
 
     def _take_step(
         self, step: NextStep, stored: StoredCertificates, request: RotationRequest, observed: ObservedTrust
     ) -> None:
         """Take a step and store its result; raises Conflict if another process wrote the secrets in between."""
-        certificates = apply_step(step.step, stored.kept, request, self._wall(), observed)
+        certificates = apply_step(step.step, stored.state, request, self._wall(), observed)
         is_request_done = (step.step is Step.PREPARE and request.new_authority) or (
             step.step is Step.ISSUE and request.new_leaf
         )
-        self._secrets.write(stored, certificates, granted=is_request_done)
+        self._secrets.write(stored, certificates, clear_request=is_request_done)
         self._log.info("certificate_step_taken", step=step.step.value, reason=step.why)
 
     def _observe(self, certificates: CertificateState) -> ObservedTrust:

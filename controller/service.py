@@ -35,13 +35,13 @@ class Service:
         )
         owners = OwnerReferences(cluster)
         ledger_store = LedgerStore(cluster, configuration.system_namespace)
-        self.quotas = QuotaCache(cluster, scheme, configuration.quota_by_default(), ledger_store)
+        self.quotas = QuotaCache(cluster, scheme, configuration.parse_default_quota(), ledger_store)
         self.elector = LeaderElector(
             cluster,
             CONTROLLER,
             configuration.system_namespace,
             configuration.controller.identity or f"{socket.gethostname()}-{os.getpid()}",
-            terms=terms,
+            timings=terms,
             on_start=self._on_started_leading,
             owners=owners,
         )

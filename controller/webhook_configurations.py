@@ -27,7 +27,6 @@ from cluster.objects import (
     RegisteredWebhook,
     WebhookConfiguration,
 )
-from settings.configuration import WEBHOOK_SERVICE
 from vcuda.names import (
     ARM_ANNOTATION,
     ARM_AUTO,
@@ -35,6 +34,7 @@ from vcuda.names import (
     CERTIFICATES_MANAGER,
     FAILURE_POLICY_MANAGER,
     WEBHOOK_CONFIGURATION,
+    WEBHOOK_SERVICE,
 )
 
 WEBHOOK_KINDS: tuple[Kind[WebhookConfiguration], ...] = (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS)

@@ -59,7 +59,7 @@ class LedgerStore:
 
     def bounded(self, timeout_s: float) -> "LedgerStore":
         """Return the same store, with a timeout on each call to the API server."""
-        return LedgerStore(self._cluster.bounded(timeout_s), self._system_namespace, self._owners)
+        return LedgerStore(self._cluster.with_timeout(timeout_s), self._system_namespace, self._owners)
 
     def read(self, namespace: str) -> StoredLedger | None:
         """Read a namespace's ledger from the API server; None if it has none, UnreadableLedger if it is not valid."""

@@ -107,7 +107,7 @@ class MonitorServer:
         if self._settings.open or is_loopback(environ.get("REMOTE_ADDR", "")):
             return None
         try:
-            return self._authorizer.refusal_of(environ.get("HTTP_AUTHORIZATION", ""), path)
+            return self._authorizer.failure(environ.get("HTTP_AUTHORIZATION", ""), path)
         except Unavailable as error:
             return 503, f"cannot verify the bearer token: {error}"
 

@@ -183,7 +183,7 @@ class NodePods:
     def fetch_pods(self) -> PodsByUid | None:
         """List the pods from the API server; None if it does not answer in time."""
         try:
-            pods = self._cluster.bounded(LIST_TIMEOUT_S).list(PODS, selector=self._selector).items
+            pods = self._cluster.with_timeout(LIST_TIMEOUT_S).list(PODS, selector=self._selector).items
         except (ApiError, Unavailable) as error:
             self._log.warning("pod_list_failed", error=str(error))
             return None

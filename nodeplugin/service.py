@@ -134,7 +134,7 @@ class Service:
             self.node,
             self.metrics.registry,
             self.sampler.sample,
-            CachedAuthorizer(cluster.bounded(5.0)),
+            CachedAuthorizer(cluster.with_timeout(5.0)),
             live=self.not_live,
             ready=self.not_ready,
         )
@@ -250,7 +250,7 @@ class Service:
 
     def _detect_injection(self) -> InjectionMode:
         try:
-            info = self._cluster.bounded(DETECT_TIMEOUT_S).get(NODES, self.node).status.node_info
+            info = self._cluster.with_timeout(DETECT_TIMEOUT_S).get(NODES, self.node).status.node_info
         except (ApiError, Unavailable) as error:
             self._log.warning("container_runtime_unknown", error=str(error))
             return self._previous.mode or "native"

@@ -1,1 +1,1 @@
-"""What every process of Quotient reads at its start: configuration, and how to log."""
+"""What every process needs to start and to be watched: configuration, logs, probes."""

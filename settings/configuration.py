@@ -4,66 +4,66 @@
 apiVersion: quotient.dev/v1
 kind: Configuration
 domain: inspur.com          # prefix of resources, labels and annotations
-memoryUnitMiB: 256          # what 1 of vcuda-memory means
+memoryUnitMiB: 256          # MiB in one unit of vcuda-memory
 vocabularies:
-  vgpuPerGpu: 10            # AWS: so many virtual GPUs make one
+  vgpuPerGpu: 10            # AWS: number of virtual GPUs in one GPU
   nvidiaGpu: false          # read nvidia.com/gpu as whole cards
   hami: false               # read nvidia.com/gpu, gpumem and gpucores as HAMi does
-mode: enforce               # enforce | audit (look on: refuse and rewrite nothing, warn and count)
-systemNamespace: quotient-system  # where Quotient itself runs; its service accounts may change what it owns
-defaultQuota: ""            # a quota.yaml for namespaces that have none; empty: unlimited
+mode: enforce               # enforce | audit (requests are neither rejected nor rewritten; warn and count only)
+systemNamespace: quotient-system  # namespace of Quotient itself; its service accounts may change what Quotient owns
+defaultQuota: ""            # quota.yaml of namespaces that have no quota; empty: unlimited
 webhook:
-  address: 0.0.0.0          # where to listen
+  address: 0.0.0.0          # address to listen on
   port: 8443                # HTTPS: /mutate and /validate
   opsPort: 8080             # HTTP: /livez, /readyz and /metrics
-  certificates: /etc/quotient/tls  # folder of tls.crt and tls.key, read again when they change
-  serverName: ""            # name that the certificate must hold; empty: quotient-webhook.<systemNamespace>.svc
-  clientCa: ""              # file of CAs; if set, callers need a certificate signed by one of them
-  clientNames: []           # common names that such a certificate may have; empty: any
-  shortPath: true           # answer the two admission routes before Flask; the answers are the same
-  maxBodyMib: 8             # larger reviews are refused
+  certificates: /etc/quotient/tls  # folder with tls.crt and tls.key, reloaded when they change
+  serverName: ""            # name that the certificate must be valid for; empty: quotient-webhook.<systemNamespace>.svc
+  clientCa: ""              # file of CAs; if set, clients need a certificate signed by one of them
+  clientNames: []           # common names that client certificates may have; empty: any
+  shortPath: true           # answer /mutate and /validate without Flask: faster, with the same answers
+  maxBodyMib: 8             # larger requests are rejected
   handshakeTimeoutS: 5      # for the TLS handshake
-  bodyTimeoutS: 5           # for the headers, and for the body, of one request
-  keepAliveS: 120           # longer than an API server keeps an idle connection, so that it closes first
-  answerWithinS: 8          # at the most, and sooner if the API server's own timeout is shorter
-  drainS: 15                # after SIGTERM: go on answering, and close each connection after its answer
-  schedulerAliases: [gpu-scheduler]  # scheduler names of pods that are given to Quotient's scheduler
-  tolerations: []           # added to pods with GPUs, as in [{key: nvidia.com/gpu, operator: Exists}]
-  binders: []               # users beside Quotient's scheduler that may bind pods with GPUs
+  bodyTimeoutS: 5           # for the headers of a request, and again for its body
+  keepAliveS: 120           # for idle connections; longer than the API server's timeout, so that it closes them first
+  answerWithinS: 8          # for an answer; less if the API server's own timeout is shorter
+  drainS: 15                # after SIGTERM: continue to answer, and close each connection after its next answer
+  schedulerAliases: [gpu-scheduler]  # scheduler names that are replaced by the name of Quotient's scheduler
+  tolerations: []           # added to GPU pods, for example [{key: nvidia.com/gpu, operator: Exists}]
+  binders: []               # users that may bind GPU pods, beside Quotient's scheduler
 controller:
-  address: 0.0.0.0          # where to listen
+  address: 0.0.0.0          # address to listen on
   opsPort: 8080             # HTTP: /livez, /readyz and /metrics
-  identity: ""              # under which it strives for leadership; empty: host name and process
+  identity: ""              # name in the leader election; empty: host name and process id
 certificates:
-  manage: true              # make and keep the webhook's certificates; false: cert-manager does, or you
-  settleS: 30               # how long API servers may take to hear of a new CA
+  manage: true              # issue and renew the webhook's certificates; false: you or cert-manager do
+  settleS: 30               # time for all API servers to read a new CA bundle
 nodePlugin:
-  nodeName: ""              # empty: the host's name
-  folder: /var/lib/quotient # what must survive: allocations, one folder for each container, the driver's files
-  devicePlugins: /var/lib/kubelet/device-plugins  # the kubelet's folder of sockets
-  podResources: /var/lib/kubelet/pod-resources    # the kubelet's folder of another one
-  hostRoot: /               # where the host's files are seen from here
+  nodeName: ""              # empty: the host name
+  folder: /var/lib/quotient # what must survive restarts: allocations, a folder for each container, driver files
+  devicePlugins: /var/lib/kubelet/device-plugins  # the kubelet's folder of device plugin sockets
+  podResources: /var/lib/kubelet/pod-resources    # the kubelet's folder of the pod resources socket
+  hostRoot: /               # where the host's root file system is mounted
   driverRoot: ""            # where the driver is on the host; empty: installed, or in /run/nvidia/driver
-  injection: auto           # native | cdi | nvidia-runtime | auto (cdi where runtime and kubelet have it, else native)
-  cdi: /var/run/cdi         # folder of CDI files
-  policy: binpack           # binpack | spread: where shares go that the scheduler has not placed
+  injection: auto           # native | cdi | nvidia-runtime | auto (cdi if runtime and kubelet support it, else native)
+  cdi: /var/run/cdi         # folder of CDI specifications
+  policy: binpack           # binpack | spread: placement of shares that the scheduler did not place
   health:
-    pollS: 5                # how often each card is looked at
-    recoverAfterS: 60       # a card is well again after so long without an error
+    pollS: 5                # time between two checks of a card
+    recoverAfterS: 60       # a card is healthy again after this time without an error
     ignoredXids: [13, 31, 43, 45, 68, 109]  # errors of applications, not of cards
 monitor:
-  address: 0.0.0.0          # where to listen
+  address: 0.0.0.0          # address to listen on
   port: 5678                # HTTP: /metrics, /metric, /usage, /livez, /readyz
-  open: false               # true: whoever asks gets an answer; false: on loopback, or with a token that may
+  open: false               # true: answer every client; false: only on loopback, or with an authorized bearer token
 cluster:
-  kubeconfig: ""            # empty: the pod's own account, or the user's kubeconfig
-  context: ""               # empty: the kubeconfig's current one
+  kubeconfig: ""            # empty: the pod's service account, or the user's kubeconfig
+  context: ""               # empty: the kubeconfig's current context
 log:
   level: info               # debug | info | warning | error
   format: auto              # json | console | auto (console on a terminal)
 ```
-Every value can be overridden: by an environment variable named after its path (`log.level` is
-`QUOTIENT_LOG_LEVEL`), and over that by a flag (`--set log.level=debug`).
+Every value can be overridden by an environment variable named after its path (`log.level` is `QUOTIENT_LOG_LEVEL`), and
+that by a flag (`--set log.level=debug`).
 """
 
 import re
@@ -73,7 +73,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vcuda.memory_units import DEFAULT_UNIT_MIB
-from vcuda.names import DEFAULT_DOMAIN, DNS_LABEL, names_for
+from vcuda.names import DEFAULT_DOMAIN, DEFAULT_SYSTEM_NAMESPACE, DNS_LABEL, WEBHOOK_SERVICE, names_for
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
@@ -82,28 +82,28 @@ from vcuda.xids import APPLICATION_XIDS
 
 API_VERSION: Final = "quotient.dev/v1"
 KIND: Final = "Configuration"
+# The name under which messages and statuses show the default quota, beside `namespace/name` of a ConfigMap.
 DEFAULT_QUOTA = "configuration/defaultQuota"
 MAX_UNIT_MIB = 1024 * 1024
-# What runs in Quotient's own namespace is held to no quota, and its quotas are not guarded.
+# Pods in the system namespace are not charged, and its quotas are not protected: workloads of users must not run there.
 SHARED_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-WEBHOOK_SERVICE = "quotient-webhook"
 NAMESPACE = re.compile(DNS_LABEL, re.ASCII)
 
 
 class LogSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """How a process tells what it does."""
-
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "console"] = "auto"
 
 
+# With port 0 the system chooses one, which tests use.
 Port = Annotated[int, Meta(ge=0, le=65535)]
+# An hour at most: a larger value is probably meant in milliseconds.
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class Toleration(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A toleration, as Kubernetes has it."""
+    """A toleration, with the fields of Kubernetes' own."""
 
     key: str = ""
     operator: Literal["Equal", "Exists"] = "Equal"
@@ -112,8 +112,6 @@ class Toleration(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
 
 
 class WebhookSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """How reviews are served, and what pods with GPUs are given."""
-
     address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own, behind a Service
     port: Port = 8443
     ops_port: Port = 8080
@@ -134,15 +132,13 @@ class WebhookSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields
 
 
 class ControllerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """How the controller is watched, and told from its replicas."""
-
     address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own
     ops_port: Port = 8080
     identity: str = ""
 
 
 class HealthSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """When a card is sick, and when it is well again."""
+    """When a card counts as unhealthy, and when it has recovered."""
 
     poll_s: PositiveSeconds = 5
     recover_after_s: Seconds = 60
@@ -150,8 +146,6 @@ class HealthSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=
 
 
 class NodePluginSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """How a node's cards are found and given to containers."""
-
     node_name: str = ""
     folder: str = "/var/lib/quotient"
     device_plugins: str = "/var/lib/kubelet/device-plugins"
@@ -165,7 +159,7 @@ class NodePluginSettings(Struct, frozen=True, rename="camel", forbid_unknown_fie
 
 
 class MonitorSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Where a node is looked at, and by whom."""
+    """The node plugin's HTTP endpoint."""
 
     address: str = "0.0.0.0"  # noqa: S104 - Prometheus comes from elsewhere
     port: Port = 5678
@@ -173,21 +167,19 @@ class MonitorSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields
 
 
 class CertificateSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Who makes the webhook's certificates."""
-
     manage: bool = True
     settle_s: Seconds = 30
 
 
 class ClusterSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Which cluster, and as whom."""
+    """The cluster to connect to, and as which user."""
 
     kubeconfig: str = ""
     context: str = ""
 
 
 class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """All settings; a field that is not here is an error."""
+    """All settings; an unknown field is an error."""
 
     api_version: Literal["quotient.dev/v1"] = API_VERSION
     kind: Literal["Configuration"] = KIND
@@ -197,7 +189,7 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     )
     vocabularies: VocabularyOptions = VocabularyOptions()
     mode: Mode = Mode.ENFORCE
-    system_namespace: str = "quotient-system"
+    system_namespace: str = DEFAULT_SYSTEM_NAMESPACE
     default_quota: str = ""
     webhook: WebhookSettings = WebhookSettings()
     controller: ControllerSettings = ControllerSettings()
@@ -208,24 +200,27 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     log: LogSettings = LogSettings()
 
     def served_names(self) -> tuple[str, ...]:
-        """Give the names that a certificate is made for: one that is configured, and those of the webhook's Service."""
+        """Return the names of the webhook's certificate: the configured one first, then those of its Service."""
+        # The API server calls `<service>.<namespace>.svc`; other clients may use the full name.
         service = f"{WEBHOOK_SERVICE}.{self.system_namespace}.svc"
         return (*filter(None, (self.webhook.server_name,)), service, f"{service}.cluster.local")
 
-    def quota_by_default(self) -> Quota | None:
-        """Give the quota of namespaces that have none; a QuotaError says what is wrong with it."""
+    def parse_default_quota(self) -> Quota | None:
+        """Return the quota of namespaces that have none; None if they are unlimited, QuotaError if it is invalid."""
         return parse_quota(self.default_quota, DEFAULT_QUOTA, self.memory_unit_mib) if self.default_quota else None
 
-    def mistake(self) -> tuple[str, str] | None:
-        """Find what types alone cannot exclude: the path and what is wrong there."""
+    def problem(self) -> tuple[str, str] | None:
+        """Return the path and the message of a mistake that the types cannot express; None if there is none."""
         try:
             names_for(self.domain)
-        except ValueError as wrong:
-            return "domain", str(wrong)
+        except ValueError as error:
+            return "domain", str(error)
         if not NAMESPACE.fullmatch(self.system_namespace):
-            return "systemNamespace", "not the name of a namespace: lower-case letters, digits and dashes"
+            return "systemNamespace", "must be a namespace's name: lower-case letters, digits and dashes"
         if self.system_namespace in SHARED_NAMESPACES:
-            return "systemNamespace", "others work there; name one that is Quotient's alone, as quotient-system"
+            remedy = f"use a namespace for Quotient alone, such as {DEFAULT_SYSTEM_NAMESPACE}"
+            return "systemNamespace", f"is shared with other workloads; {remedy}"
+        # Relative paths would depend on the working directory, which differs between image and checkout.
         for path, folder in {
             "nodePlugin.folder": self.node_plugin.folder,
             "nodePlugin.devicePlugins": self.node_plugin.device_plugins,
@@ -234,9 +229,9 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
             "nodePlugin.cdi": self.node_plugin.cdi,
         }.items():
             if not folder.startswith("/"):
-                return path, "not an absolute path"
+                return path, "must be an absolute path"
         try:
-            self.quota_by_default()
-        except QuotaError as wrong:
-            return "defaultQuota", str(wrong)
+            self.parse_default_quota()
+        except QuotaError as error:
+            return "defaultQuota", str(error)
         return None

@@ -1,4 +1,4 @@
-"""Probes and metrics, on a port and a thread of their own: a busy webhook must not look dead."""
+"""Probes and metrics over HTTP, on a port and threads of their own: a busy component must still answer the kubelet."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -9,37 +9,38 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 TEXT = "text/plain; charset=utf-8"
+# A client that connects and sends nothing would occupy its thread without end.
 STALLED_CLIENT_S = 10
 
+# Returns the problems found, one per line of the answer; none means that the probe succeeds.
 Check = Callable[[], list[str]]
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Serves without a line of log for every probe, and leaves no thread to a client that says nothing."""
+    """Does not log requests, as probes come every few seconds."""
 
     timeout = STALLED_CLIENT_S
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say nothing."""
+        pass
 
 
 class Probes:
-    """Serves `/livez`, `/readyz` and `/metrics`. A check gives what is amiss; nothing means all is well."""
+    """Serves `/livez` (or `/healthz`), `/readyz` and `/metrics`; a failed probe is a 503 with the problems as text."""
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry, live: Check, ready: Check) -> None:
         self._registry = registry
         self._checks = {"/livez": live, "/healthz": live, "/readyz": ready}
         self._server = make_server(address, port, self._serve, threaded=True, request_handler=QuietHandler)
+        # With port 0 the system chooses one.
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="ops", daemon=True)
 
     def start(self) -> "Probes":
-        """Begin to serve."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -51,7 +52,7 @@ class Probes:
         check = self._checks.get(path)
         if check is None:
             start("404 Not Found", [("Content-Type", TEXT)])
-            return [b"there are /livez, /readyz and /metrics\n"]
-        amiss = check()
-        start("503 Service Unavailable" if amiss else "200 OK", [("Content-Type", TEXT)])
-        return ["".join(f"{line}\n" for line in amiss or ["ok"]).encode()]
+            return [b"not found: use /livez, /readyz or /metrics\n"]
+        problems = check()
+        start("503 Service Unavailable" if problems else "200 OK", [("Content-Type", TEXT)])
+        return ["".join(f"{line}\n" for line in problems or ["ok"]).encode()]

@@ -1,13 +1,13 @@
-"""Threads that work beside a test until it has seen enough."""
+"""Threads that run in the background of a test."""
 
 import threading
 from typing import Self
 
-END_S = 30.0
+JOIN_S = 30.0
 
 
 class Background:
-    """Starts its threads when entered; when left, asks them to end and waits for them."""
+    """A context with threads: subclasses fill `_threads`, which run until `_ending` is set at the context's end."""
 
     def __init__(self) -> None:
         self._ending = threading.Event()
@@ -21,4 +21,4 @@ class Background:
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         for thread in self._threads:
-            thread.join(END_S)
+            thread.join(JOIN_S)

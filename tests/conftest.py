@@ -1,4 +1,4 @@
-"""Fixtures that all rooms share: a real Kubernetes, and what to do where there can be none."""
+"""What all tests share: real Kubernetes clusters, the `--results` option, and the order of the test files."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.cluster.real import RealCluster, why_no_cluster
 from tests.cluster.supervisor import ROOT
 
-# Deadlines measure the machine, not the code. One thorough profile for the full-size runs.
+# No deadlines: they measure the machine, not the code. The second profile is for full-size runs.
 settings.register_profile("quotient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("quotient"), max_examples=5_000)
 settings.load_profile("quotient")
@@ -28,39 +28,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def real_cluster_possible() -> None:
-    """Skip, visibly, where there can be no real cluster; in CI that is a failure, or nobody would notice."""
+    """Skips tests on machines that cannot run a cluster; in CI they fail, as a skipped test would go unnoticed."""
     if why := why_no_cluster():
-        do_without(why, in_ci=os.environ.get("CI") == "true")
+        skip_or_fail(why, in_ci=os.environ.get("CI") == "true")
 
 
-def do_without(why: str, *, in_ci: bool) -> NoReturn:
-    """Skip or fail a test that cannot have its cluster."""
+def skip_or_fail(why: str, *, in_ci: bool) -> NoReturn:
     if in_ci:
         pytest.fail(f"in CI a real Kubernetes must run, but it {why}", pytrace=False)
     pytest.skip(f"a real Kubernetes {why}")
 
 
 class SharedClusters:
-    """The clusters that tests share: started when first asked for, or asked for again after an end."""
+    """The clusters that tests share, started on first use and again after `stop`."""
 
     def __init__(self) -> None:
         self._running: dict[bool, RealCluster] = {}
 
     def get(self, *, node: bool) -> RealCluster:
-        """Give the cluster with or without a node."""
         if node not in self._running:
             self._running[node] = RealCluster.start(node=node)
         return self._running[node]
 
     def stop(self) -> None:
-        """End those that run."""
         while self._running:
             self._running.popitem()[1].stop()
 
 
 @pytest.fixture(scope="session")
 def shared_clusters() -> Iterator[SharedClusters]:
-    """Keeps the shared clusters until the end of the test run."""
     clusters = SharedClusters()
     yield clusters
     clusters.stop()
@@ -68,23 +64,23 @@ def shared_clusters() -> Iterator[SharedClusters]:
 
 @pytest.fixture
 def control_plane(real_cluster_possible: None, shared_clusters: SharedClusters) -> RealCluster:
-    """A real API server with its controllers and scheduler, and no node."""
+    """A real API server with controllers and scheduler, without a node."""
     return shared_clusters.get(node=False)
 
 
 @pytest.fixture
 def node_cluster(real_cluster_possible: None, shared_clusters: SharedClusters) -> RealCluster:
-    """A real cluster that runs pods: with containerd and a kubelet."""
+    """A real cluster with containerd and a kubelet, which runs pods."""
     return shared_clusters.get(node=True)
 
 
 class Results:
-    """Collects outcomes for `--results`."""
+    """Collects the outcomes of tests for `--results`."""
 
     def __init__(self, target: Path, config: pytest.Config) -> None:
-        self._target, self._config, self._began = target, config, time.time()
+        self._target, self._config, self._started = target, config, time.time()
         self._tests: dict[str, dict[str, object]] = {}
-        # Results of an earlier run are not a change of what is tested.
+        # Results of an earlier run do not change what is tested.
         changed = git("status", "--porcelain", "--", ".", ":!tests/results")
         self._commit = git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
@@ -97,7 +93,7 @@ class Results:
         summary = {
             "commit": self._commit,
             "seed": self._config.getoption("randomly_seed", None),
-            "date": time.strftime("%Y-%m-%d", time.gmtime(self._began)),
+            "date": time.strftime("%Y-%m-%d", time.gmtime(self._started)),
             "tests": dict(sorted(self._tests.items())),
         }
         self._target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,13 +101,13 @@ class Results:
 
 
 def git(*arguments: str) -> str:
-    """Ask git about this checkout; nothing where there is none."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    """Return git's output for this checkout; empty if it is not a git repository."""
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip()
 
 
-# Files that take longest: where several run side by side, these begin, so that none of them is left for the end.
-SLOW = (
+# The slowest files first: with several workers, none of them should be left for the end.
+SLOWEST_FILES = (
     "test_install",
     "test_restarts",
     "test_shapes",
@@ -125,20 +121,21 @@ SLOW = (
 )
 
 
-class ByRoom(LoadFileScheduling):
-    """Keeps a file's tests together, and all that share the node with GPUs: one worker has it, the others need none."""
+class NodeOnOneWorker(LoadFileScheduling):
+    """Runs each file's tests on one worker, and all of tests/node on the same one: only it starts a node with GPUs."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "tests/node" if nodeid.startswith("tests/node/") else str(super()._split_scope(nodeid))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByRoom:
-    return ByRoom(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> NodeOnOneWorker:
+    return NodeOnOneWorker(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+    order = {name: index for index, name in enumerate(SLOWEST_FILES)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

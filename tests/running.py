@@ -1,4 +1,4 @@
-"""A component of Quotient as a process of its own, as it runs in a cluster."""
+"""Components of Quotient as processes, as they run in a cluster."""
 
 import http.client
 import os
@@ -20,7 +20,7 @@ START_S = 30.0
 
 
 def free_port() -> int:
-    """Find a port that nobody uses."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 class Running:
-    """One process: `module` is what Python runs, with probes on `ops_port`; `prefix` stands before its command line."""
+    """A component's process: `module` is Python's `-m` argument with all others, `prefix` a wrapper of its command."""
 
     prefix: tuple[str, ...] = ()
 
@@ -37,7 +37,7 @@ class Running:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, ready: bool = True) -> Self:
-        """Start it, and wait until it is ready."""
+        """Start the process and, if `ready`, wait until its readiness probe succeeds."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.prefix, sys.executable, "-m", *self._module],
@@ -51,27 +51,26 @@ class Running:
         return self
 
     def is_ready(self) -> bool:
-        """Ask the probe."""
         assert self.process is not None
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         return self.ops("/readyz")[0] == 200
 
     def ops(self, path: str) -> tuple[int, str]:
-        """Ask the port of probes and metrics."""
+        """Get a path of the probes' port: status and body; status 0 and the error if there is no response."""
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.ops_port}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refused:
-            return refused.code, refused.read().decode()
-        except (OSError, http.client.HTTPException) as away:  # it may die while it answers
-            return 0, str(away)
+            with urllib.request.urlopen(f"http://{HOST}:{self.ops_port}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except (OSError, http.client.HTTPException) as error:  # it may die in the middle of a response
+            return 0, str(error)
 
     def memory_mib(self) -> float:
-        """Measure what it takes of the machine's memory, all its processes together, shared pages counted once."""
+        """Return the memory of all its processes together, with shared pages counted once."""
         return sum(proportional_kib(pid) for pid in self.pids()) / 1024
 
     def pids(self) -> list[int]:
-        """Name its processes: the first, and those that it started."""
+        """Return the main process and its children."""
         assert self.process is not None
         pid = self.process.pid
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
@@ -83,7 +82,7 @@ class Running:
                 os.kill(pid, number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it, and give its exit code."""
+        """Stop the process and return its exit code; SIGKILL is sent to its children as well."""
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -103,19 +102,16 @@ class Running:
 
 
 def proportional_kib(pid: int) -> int:
-    """Give a process's memory, with its part of what it shares."""
+    """Return a process's proportional set size: its own pages, and its part of shared ones."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def flags(*settings: str) -> list[str]:
-    """Write settings as flags."""
     return [part for each in settings for part in ("--set", each)]
 
 
 class RunningController(Running):
-    """A controller."""
-
     def __init__(self, kubeconfig: Path, folder: Path, *settings: str) -> None:
         port = free_port()
         given = (
@@ -128,9 +124,8 @@ class RunningController(Running):
         super().__init__(["console.main", *flags(*given), "controller"], port, folder / f"controller-{port}.log")
 
     def is_leading(self) -> bool:
-        """Ask whether it does the work."""
         return "quotient_controller_leading 1.0" in self.ops("/metrics")[1]
 
     def __exit__(self, *_: object) -> None:
-        """End it so that it gives its lease back: the next one need not wait for it."""
+        """Stop it with SIGTERM, so that it releases its lease and the next controller need not wait."""
         self.stop()

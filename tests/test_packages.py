@@ -1,4 +1,4 @@
-"""The tree itself: every room is shipped, checked and documented."""
+"""The repository: every package is shipped, checked and documented."""
 
 import re
 import subprocess
@@ -11,38 +11,37 @@ import pytest
 
 from settings import configuration
 from settings.configuration import Configuration
-from settings.loading import leaves, load, variable_of
+from settings.loading import environment_variable, load, value_paths
 from tests.cluster.supervisor import ROOT
 from vcuda.decision import Code
 from vcuda.names import DEFAULT_DOMAIN
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# What stands beside the rooms, and is checked but not shipped.
-YARD = ("bench", "deploy", "tests")
-ROOMS = sorted(file.parent.name for file in ROOT.glob("*/__init__.py") if file.parent.name not in YARD)
+# Checked like the packages, but not shipped.
+NOT_SHIPPED = ("bench", "deploy", "tests")
+PACKAGES = sorted(file.parent.name for file in ROOT.glob("*/__init__.py") if file.parent.name not in NOT_SHIPPED)
 
 
-def test_every_room_is_checked_by_every_tool() -> None:
-    """A new room that is forgotten in one place would go unchecked or unshipped."""
+def test_every_package_is_configured_in_every_tool() -> None:
+    """A new package that is missing in one place would not be checked, or not be shipped."""
     tools = PROJECT["tool"]
-    assert sorted(tools["hatch"]["build"]["targets"]["wheel"]["packages"]) == ROOMS
-    assert sorted(tools["importlinter"]["root_packages"]) == ROOMS
-    assert sorted(tools["mypy"]["files"]) == sorted([*ROOMS, *YARD])
+    assert sorted(tools["hatch"]["build"]["targets"]["wheel"]["packages"]) == PACKAGES
+    assert sorted(tools["importlinter"]["root_packages"]) == PACKAGES
+    assert sorted(tools["mypy"]["files"]) == sorted([*PACKAGES, *NOT_SHIPPED])
 
 
-def test_the_wheel_holds_every_room_and_its_data(tmp_path: Path) -> None:
-    """Nothing that the checkout has is missing where Quotient is installed."""
+def test_the_wheel_contains_every_package_and_its_data(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target=wheel", f"--directory={tmp_path}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    files = [file for room in ROOMS for file in (ROOT / room).rglob("*") if file.is_file() and file.suffix != ".pyc"]
-    assert {str(file.relative_to(ROOT)) for file in files} <= held
-    assert not any(name.startswith("tests/") for name in held)
+    contents = set(zipfile.ZipFile(wheel).namelist())
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*") if file.is_file()]
+    assert {str(file.relative_to(ROOT)) for file in files if file.suffix != ".pyc"} <= contents
+    assert not any(name.startswith("tests/") for name in contents)
 
 
 def test_the_documented_configuration_is_the_default_one(tmp_path: Path) -> None:
-    """In docs/ and where it is defined, to the letter; and every value is in it."""
+    """In docs/ and in the docstring, with the same comments; and it names every value."""
     text = (ROOT / "docs/configuration.md").read_text()
     block = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert block is not None
@@ -51,26 +50,24 @@ def test_the_documented_configuration_is_the_default_one(tmp_path: Path) -> None
     file.write_text(block[1])
     loaded = load(file, {})
     assert loaded.configuration == Configuration()
-    assert set(leaves(Configuration)) <= set(loaded.sources)
-    assert variable_of("vocabularies.vgpuPerGpu") in text
+    assert set(value_paths(Configuration)) <= set(loaded.sources)
+    assert environment_variable("vocabularies.vgpuPerGpu") in text
 
 
-def test_every_code_of_a_pods_request_is_documented() -> None:
-    """With what it means."""
+def test_every_code_of_a_rejected_request_is_documented() -> None:
     text = "".join((ROOT / "docs" / name).read_text() for name in ("requests.md", "admission.md"))
     assert [code for code in Code if f"`{code}`" not in text] == []
 
 
-def test_both_readmes_name_the_two_commands_and_every_room() -> None:
-    """A newcomer finds the way in either language."""
+def test_both_readmes_name_the_main_commands_and_every_package() -> None:
     for name in ("README.md", "README.zh.md"):
         text = (ROOT / name).read_text()
-        for word in ("make run", "make test", "make cluster", *(f"{room}/" for room in ROOMS)):
+        for word in ("make run", "make test", "make cluster", *(f"{package}/" for package in PACKAGES)):
             assert word in text, f"{name} does not name {word}"
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("vcuda/*.py")), ids=lambda file: file.name)
-def test_domain_names_stand_in_one_module_only(file: Path) -> None:
-    """Another domain must be a matter of configuration."""
+def test_the_default_domain_is_written_in_one_module_only(file: Path) -> None:
+    """Everywhere else the configured domain applies."""
     if file.name != "names.py":
         assert DEFAULT_DOMAIN not in file.read_text()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def eventually(condition: Callable[[], object], what: str = "", timeout_s: float = 20.0) -> None:
-    """Wait until a condition holds, and fail with its name if it does not in time."""
+    """Wait until a condition is true; the assertion names `what` was waited for."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what or condition}"

@@ -21,7 +21,9 @@ CATALOGUE, CATALOGUE_KEY = "gpu-catalogue", "cards"
 LEDGER_REGISTRY, LEDGER_REGISTRY_KEY = "known-ledgers", "namespaces"
 QUOTA_STATUS, STATUS_LABEL, STATUS_KEY = "gpu-quota-status", f"{API_GROUP}/quota-status", "status.yaml"
 # Other objects of Quotient. A component's Deployment, service account, Lease and events share one name.
-SYSTEM_NAMESPACE = "quotient-system"
+DEFAULT_SYSTEM_NAMESPACE = "quotient-system"
+# Also the name of the Service that the API server calls for admission.
+WEBHOOK_SERVICE = "quotient-webhook"
 CONTROLLER = "quotient-controller"
 WEBHOOK_CONFIGURATION = "quotient"
 OWNER_CLUSTER_ROLE = "quotient-owner"
@@ -37,6 +39,16 @@ CERTIFICATES_MANAGER, FAILURE_POLICY_MANAGER = "quotient-certificates", "quotien
 # ConfigMap for all namespaces.
 QUOTA_KEY = "quota.yaml"
 LEGACY_NAMESPACE, LEGACY_NAME, LEGACY_KEY = "kube-system", "gpuquota", "gpu_quota"
+
+# The webhook's certificates. The CA's secret is readable by the controller alone: it holds the CA in use and, during a
+# rotation, the next one, each as `<prefix>.crt` and `<prefix>.key`, and the certificates of former CAs.
+CA_SECRET, CURRENT_CA, NEXT_CA, FORMER_CAS = "quotient-ca", "ca", "next", "former.crt"
+# The leaf's secret is mounted by the webhook: its keys, those of every TLS secret, are the names of the mounted files.
+LEAF_SECRET, TLS_SECRET_TYPE = "quotient-webhook-tls", "kubernetes.io/tls"
+TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
+# Annotation of the CA's secret: requests a rotation that is not due yet.
+ROTATE_ANNOTATION = f"{API_GROUP}/rotate"
+CERTIFICATE_LABELS = {APP_LABEL: APP, COMPONENT_LABEL: "certificates"}
 
 # Resources of other systems; `vcuda.vocabulary` says what they mean.
 NANO_PERCENT = "nano-gpu/gpu-percent"
@@ -86,6 +98,8 @@ ANCESTOR_ANNOTATIONS = ("predicate-gpu-idx-", "predicate-node", "predicate-time"
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 DEFAULT_SCHEDULER = "default-scheduler"
+# The immutable label with the namespace's name that the API server sets on every namespace.
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 
 # Node plugin: annotations on its Allocate responses. The kubelet stores responses in its own checkpoint, so a lost
 # allocation checkpoint can be rebuilt from them: the pod's placement, the allocation's token, and "uid/container".

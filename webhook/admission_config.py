@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from vcuda.names import ANCESTOR_ANNOTATIONS, DEFAULT_SCHEDULER, SYSTEM_NAMESPACE, Names
+from vcuda.names import ANCESTOR_ANNOTATIONS, DEFAULT_SCHEDULER, DEFAULT_SYSTEM_NAMESPACE, Names
 from vcuda.namespace_policy import Mode
 from vcuda.scheme import Scheme
 
@@ -17,7 +17,7 @@ class AdmissionConfig:
 
     scheme: Scheme
     cluster_mode: Mode = Mode.ENFORCE
-    system_namespace: str = SYSTEM_NAMESPACE
+    system_namespace: str = DEFAULT_SYSTEM_NAMESPACE
     scheduler_aliases: tuple[str, ...] = ("gpu-scheduler",)
     tolerations: tuple[dict[str, Any], ...] = ()
     binders: tuple[str, ...] = ()

@@ -103,7 +103,7 @@ class OwnerEventRecorder:
         owner = news.owner
         if owner.kind == "ReplicaSet":
             try:
-                made = self._cluster.bounded(5).get(REPLICA_SETS, owner.name, news.namespace)
+                made = self._cluster.with_timeout(5).get(REPLICA_SETS, owner.name, news.namespace)
                 above = next((each for each in made.metadata.owner_references if each.controller), None)
                 if above is not None:
                     owner = Owner(above.api_version, above.kind, above.name, above.uid, controller=True)

@@ -56,7 +56,7 @@ class Service:
         self.settings = settings = configuration.webhook
         self.config = admission_config_of(configuration)
         self.quota_source = ClusterQuotaSource(
-            cluster, self.config.scheme, configuration.system_namespace, configuration.quota_by_default()
+            cluster, self.config.scheme, configuration.system_namespace, configuration.parse_default_quota()
         )
         self.committer = LedgerCommitter(LedgerStore(cluster, configuration.system_namespace))
         self.metrics = Metrics(self.committer.counts)
@@ -139,7 +139,9 @@ class Service:
         """Reply with the recent decisions, or with 401 or 403 if the Authorization header does not permit that."""
         # One token review and one access review per request: `/decisions` is read by people, so nothing is cached.
         try:
-            refused = authorization_failure(self._cluster.bounded(self.settings.answer_within_s), authorization, PATH)
+            refused = authorization_failure(
+                self._cluster.with_timeout(self.settings.answer_within_s), authorization, PATH
+            )
         except Unavailable as error:
             return HttpReply(503, f"{error}\n".encode(), TEXT)
         if refused is not None:
@@ -149,7 +151,7 @@ class Service:
     def find_pod(self, namespace: str, name: str, within_s: float) -> PodToBind | None:
         """Read a pod from the API server; None if it does not exist."""
         try:
-            pod = self._cluster.bounded(within_s).get(PODS, name, namespace)
+            pod = self._cluster.with_timeout(within_s).get(PODS, name, namespace)
         except NotFound:
             return None
         return PodToBind(pod.metadata.uid, pod.metadata.annotations, pod.spec)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from certs.key_pairs import CERTIFICATE, KEY, CertificateError, KeyPair, read_pair
+from certs.key_pairs import CertificateError, KeyPair, read_pair
+from vcuda.names import TLS_CERTIFICATE, TLS_KEY
 
 
 class CertificateLoaded(Struct, frozen=True):
@@ -34,7 +35,7 @@ def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     # have changed since.
     with ExitStack() as stack:
         paths = []
-        for name, content in ((CERTIFICATE, pair.certificate), (KEY, pair.key)):
+        for name, content in ((TLS_CERTIFICATE, pair.certificate), (TLS_KEY, pair.key)):
             handle = os.memfd_create(name)
             stack.callback(os.close, handle)
             os.write(handle, content)

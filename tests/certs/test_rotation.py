@@ -1,4 +1,4 @@
-"""One CA follows another without a moment in which a caller meets what it does not trust, whatever happens."""
+"""One CA replaces another without a moment in which a caller meets a certificate that it does not trust."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -21,111 +21,111 @@ from certs.rotation import (
 )
 
 NAMES = ("webhook.example",)
+REQUEST = RotationRequest(NAMES)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-RESTING = (Step.WAIT, Step.REST)
 
 
 class Rotation(RuleBasedStateMachine):
-    """Two API servers that trust what they last heard, three replicas that serve what they last read, a keeper."""
+    """A controller, two API servers that trust the bundle they last read, three replicas that serve the leaf likewise.
+
+    Each of them reads whenever hypothesis chooses; secrets are deleted and replaced in between.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = START
-        self.kept = CertificateState()
+        self.state = CertificateState()
         self.configured = b""
         self.trusting = [b"", b""]
         self.serving = [Leaf(), Leaf(), Leaf()]
-        self.wanted = RotationRequest(NAMES)
-        self.away = 0.0
+        self.request = REQUEST
+        self.days_without_controller = 0.0
 
     @initialize()
-    def begin(self) -> None:
-        self.calm_down()
+    def start(self) -> None:
+        self.run_until_done()
 
-    def outside(self) -> ObservedTrust:
-        # An API server may be behind; that is what the time between seeing and believing is for.
-        published = self.configured == self.kept.bundle and all(each == self.configured for each in self.trusting)
-        served = all(each == self.kept.leaf for each in self.serving)
+    def observe(self) -> ObservedTrust:
+        # The real controller waits `settleS` instead of asking API servers what they trust.
+        published = self.configured == self.state.bundle and all(each == self.configured for each in self.trusting)
+        served = all(each == self.state.leaf for each in self.serving)
         serving = tuple(each.certificate for each in self.serving)
         return ObservedTrust(self.configured, published, served, serving)
 
     def step(self) -> Step:
-        """Do what the keeper does in one go: it may crash after any."""
-        found = next_step(self.kept, self.wanted, self.now, self.outside())
-        self.kept = apply_step(found.step, self.kept, self.wanted, self.now, self.outside())
-        if found.step is Step.PREPARE:
-            self.wanted = RotationRequest(NAMES, new_leaf=self.wanted.new_leaf)
-        if found.step is Step.ISSUE:
-            self.wanted = RotationRequest(NAMES, new_authority=self.wanted.new_authority)
-        if found.step not in (Step.BEGIN, Step.REMEMBER):
-            # Published only when everything is remembered that somebody relies on.
-            remembers = next_step(self.kept, self.wanted, self.now, self.outside()).step
-            if remembers not in (Step.BEGIN, Step.REMEMBER):
-                self.configured = self.kept.bundle
-        return found.step
+        """Do what the controller does in one pass; it may crash after any of them."""
+        following = next_step(self.state, self.request, self.now, self.observe())
+        self.state = apply_step(following.step, self.state, self.request, self.now, self.observe())
+        if following.step is Step.PREPARE:
+            self.request = RotationRequest(NAMES, new_leaf=self.request.new_leaf)
+        if following.step is Step.ISSUE:
+            self.request = RotationRequest(NAMES, new_authority=self.request.new_authority)
+        if following.step not in (Step.BEGIN, Step.REMEMBER):
+            # Published only when every CA is stored that a caller relies on.
+            after = next_step(self.state, self.request, self.now, self.observe()).step
+            if after not in (Step.BEGIN, Step.REMEMBER):
+                self.configured = self.state.bundle
+        return following.step
 
     @rule(steps=st.integers(1, 4))
-    def keeper_works(self, steps: int) -> None:
+    def controller_runs(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
 
     @rule(index=st.integers(0, 1))
-    def api_server_hears(self, index: int) -> None:
+    def api_server_reads_configuration(self, index: int) -> None:
         self.trusting[index] = self.configured
 
     @rule(index=st.integers(0, 2))
-    def replica_reads(self, index: int) -> None:
-        """One that finds nothing serves on what it has."""
-        if self.kept.leaf.certificate:
-            self.serving[index] = self.kept.leaf
+    def replica_reads_secret(self, index: int) -> None:
+        """A replica that finds no certificate continues to serve the one it has."""
+        if self.state.leaf.certificate:
+            self.serving[index] = self.state.leaf
 
     @rule(days=st.sampled_from([0.1, 1, 5, 9]))
     def time_passes(self, days: float) -> None:
-        """Somewhat at a time: a keeper that is away for longer than a third of a life cannot keep anything."""
-        if self.away + days < 10:
+        """At most ten days without a controller: after a third of a leaf's life nothing can be guaranteed."""
+        if self.days_without_controller + days < 10:
             self.now += days * DAY
-            self.away += days
+            self.days_without_controller += days
 
     @rule()
-    def somebody_wants_a_new_authority(self) -> None:
-        self.wanted = RotationRequest(NAMES, new_authority=True, new_leaf=self.wanted.new_leaf)
+    def new_authority_is_requested(self) -> None:
+        self.request = RotationRequest(NAMES, new_authority=True, new_leaf=self.request.new_leaf)
 
     @rule()
-    def somebody_wants_a_new_leaf(self) -> None:
-        self.wanted = RotationRequest(NAMES, new_authority=self.wanted.new_authority, new_leaf=True)
+    def new_leaf_is_requested(self) -> None:
+        self.request = RotationRequest(NAMES, new_authority=self.request.new_authority, new_leaf=True)
 
     @rule()
-    @precondition(lambda self: self.outside().served)
-    def the_authority_is_lost(self) -> None:
-        """Somebody deletes the secret."""
-        self.kept = CertificateState(leaf=self.kept.leaf)
+    @precondition(lambda self: self.observe().served)
+    def ca_secret_is_deleted(self) -> None:
+        self.state = CertificateState(leaf=self.state.leaf)
 
     @rule()
-    def everything_is_lost(self) -> None:
-        """Somebody deletes both secrets, while replicas serve what they have."""
-        self.kept = CertificateState()
+    def both_secrets_are_deleted(self) -> None:
+        self.state = CertificateState()
 
     @rule()
-    @precondition(lambda self: self.outside().served)
-    def the_authority_is_swapped(self) -> None:
-        """Somebody writes another one."""
-        self.kept = CertificateState(new_authority(self.now), leaf=self.kept.leaf)
+    @precondition(lambda self: self.observe().served)
+    def ca_secret_is_replaced(self) -> None:
+        self.state = CertificateState(new_authority(self.now), leaf=self.state.leaf)
 
     @rule()
-    def calm_down(self) -> None:
-        """Everybody goes on until there is nothing left to do, as it is nearly always."""
+    def run_until_done(self) -> None:
+        """All processes run and read until there is nothing left to do, as nearly always in a cluster."""
         for _ in range(20):
             step = self.step()
             self.trusting = [self.configured] * 2
             for index in range(3):
-                self.replica_reads(index)
+                self.replica_reads_secret(index)
             if step is Step.REST:
                 break
-        assert next_step(self.kept, self.wanted, self.now, self.outside()).step is Step.REST
-        assert self.kept.following is None
-        assert self.kept.former == b""
-        self.away = 0.0
+        assert next_step(self.state, self.request, self.now, self.observe()).step is Step.REST
+        assert self.state.next is None
+        assert self.state.former == b""
+        self.days_without_controller = 0.0
 
     @invariant()
     def every_caller_trusts_every_replica(self) -> None:
@@ -142,94 +142,93 @@ Rotation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, d
 TestRotation = Rotation.TestCase
 
 
-def seen(kept: CertificateState) -> ObservedTrust:
-    """See everything as it should be."""
-    return ObservedTrust(kept.bundle, published=True, served=True, serving=(kept.leaf.certificate,))
+def all_in_sync(state: CertificateState) -> ObservedTrust:
+    """Observe callers that trust the stored bundle and replicas that serve the stored leaf."""
+    return ObservedTrust(state.bundle, published=True, served=True, serving=(state.leaf.certificate,))
 
 
-def settled(
-    kept: CertificateState, now: datetime = START, *, trusted: bytes = b""
+def run_to_rest(
+    state: CertificateState, now: datetime = START, *, trusted: bytes = b""
 ) -> tuple[CertificateState, list[Step]]:
-    """Let a keeper go on, with callers and replicas that follow at once."""
+    """Take steps until there is nothing to do, with callers and replicas that follow at once."""
     steps: list[Step] = []
     for _ in range(20):
-        outside = ObservedTrust(trusted or kept.bundle, published=True, served=True)
-        found = next_step(kept, RotationRequest(NAMES), now, outside)
-        steps.append(found.step)
-        if found.step in RESTING:
-            return kept, steps
-        kept = apply_step(found.step, kept, RotationRequest(NAMES), now, outside)
+        observed = ObservedTrust(trusted or state.bundle, published=True, served=True)
+        following = next_step(state, REQUEST, now, observed)
+        steps.append(following.step)
+        if following.step in (Step.WAIT, Step.REST):
+            return state, steps
+        state = apply_step(following.step, state, REQUEST, now, observed)
         trusted = b""
-    raise AssertionError(f"it never rests: {steps}")
+    raise AssertionError(f"no end after {steps}")
 
 
-def test_the_order() -> None:
-    """From nothing, and when the CA's time has come."""
-    kept, steps = settled(CertificateState())
+def test_steps_come_in_the_safe_order() -> None:
+    """From nothing, and when the CA is due for renewal."""
+    state, steps = run_to_rest(CertificateState())
     assert steps == [Step.BEGIN, Step.ISSUE, Step.REST]
     later = START + 244 * DAY
-    renewed, steps = settled(kept, later)
+    renewed, steps = run_to_rest(state, later)
     assert steps == [Step.ISSUE, Step.PREPARE, Step.PROMOTE, Step.ISSUE, Step.DROP, Step.REST]
-    assert kept.current is not None
-    assert kept.current.certificate not in renewed.bundle
+    assert state.current is not None
+    assert state.current.certificate not in renewed.bundle
 
 
-def test_nothing_new_is_issued_before_callers_trust_it() -> None:
-    """It waits, and says for what."""
-    kept, _ = settled(CertificateState())
-    prepared = apply_step(Step.PREPARE, kept, RotationRequest(NAMES), START, seen(kept))
-    found = next_step(prepared, RotationRequest(NAMES), START, ObservedTrust(kept.bundle, published=False, served=True))
-    assert (found.step, found.why) == (Step.WAIT, "not all callers trust the CA that follows yet")
-    promoted = apply_step(Step.PROMOTE, prepared, RotationRequest(NAMES), START, seen(prepared))
-    assert promoted.bundle == prepared.bundle, "who signs must not change what is published"
-    issued = apply_step(Step.ISSUE, promoted, RotationRequest(NAMES), START, seen(prepared))
-    found = next_step(issued, RotationRequest(NAMES), START, ObservedTrust(issued.bundle, published=True, served=False))
-    assert (found.step, found.why) == (Step.WAIT, "not all replicas serve a certificate of the present CA yet")
+def test_steps_are_values_of_a_metric_label() -> None:
+    """Dashboards and alerts select by them."""
+    assert [*Step] == ["begin", "remember", "prepare", "promote", "issue", "drop", "wait", "rest"]
 
 
-def test_what_is_broken_is_replaced_at_once() -> None:
-    """Nobody could rely on it anyway, so nothing is waited for."""
-    kept, _ = settled(CertificateState())
-    for leaf in (Leaf(), Leaf(kept.leaf.certificate[:300], kept.leaf.key), Leaf(kept.leaf.certificate, b"x")):
-        broken = CertificateState(kept.current, leaf=leaf)
-        assert (
-            next_step(broken, RotationRequest(NAMES), START, ObservedTrust(b"", published=False, served=False)).step
-            is Step.ISSUE
-        )
+def test_no_certificate_is_issued_before_callers_trust_its_ca() -> None:
+    state, _ = run_to_rest(CertificateState())
+    prepared = apply_step(Step.PREPARE, state, REQUEST, START, all_in_sync(state))
+    following = next_step(prepared, REQUEST, START, ObservedTrust(state.bundle, published=False, served=True))
+    assert (following.step, following.why) == (Step.WAIT, "not all callers trust the next CA yet")
+    promoted = apply_step(Step.PROMOTE, prepared, REQUEST, START, all_in_sync(prepared))
+    assert promoted.bundle == prepared.bundle, "which CA signs must not change what is published"
+    issued = apply_step(Step.ISSUE, promoted, REQUEST, START, all_in_sync(prepared))
+    following = next_step(issued, REQUEST, START, ObservedTrust(issued.bundle, published=True, served=False))
+    assert (following.step, following.why) == (
+        Step.WAIT,
+        "not all replicas serve a certificate of the current CA yet",
+    )
 
 
-def test_only_what_callers_trust_is_remembered() -> None:
-    """Who can write the serving secret must not be able to make callers trust a CA of his."""
-    kept, _ = settled(CertificateState())
-    foreign, _ = settled(CertificateState())
-    swapped = CertificateState(kept.current, leaf=foreign.leaf)
-    after, steps = settled(swapped, trusted=kept.bundle)
+def test_a_missing_or_damaged_leaf_is_replaced_at_once() -> None:
+    """Calls fail already, so there is nothing to wait for."""
+    state, _ = run_to_rest(CertificateState())
+    for leaf in (Leaf(), Leaf(state.leaf.certificate[:300], state.leaf.key), Leaf(state.leaf.certificate, b"x")):
+        damaged = CertificateState(state.current, leaf=leaf)
+        observed = ObservedTrust(b"", published=False, served=False)
+        assert next_step(damaged, REQUEST, START, observed).step is Step.ISSUE
+
+
+def test_only_a_ca_that_callers_trust_already_is_remembered() -> None:
+    """Write access to the leaf's secret must not be enough to make callers trust another CA."""
+    state, _ = run_to_rest(CertificateState())
+    foreign, _ = run_to_rest(CertificateState())
+    swapped = CertificateState(state.current, leaf=foreign.leaf)
+    after, steps = run_to_rest(swapped, trusted=state.bundle)
     assert steps == [Step.ISSUE, Step.REST]
-    assert after.bundle == kept.bundle
-    assert kept.current is not None
+    assert after.bundle == state.bundle
+    assert state.current is not None
     assert not needs_renewal(
-        after.leaf.certificate, after.leaf.key, now=START, names=NAMES, authority=kept.current.certificate
+        after.leaf.certificate, after.leaf.key, now=START, names=NAMES, authority=state.current.certificate
     )[0]
 
 
-def test_a_replica_that_hangs_on_to_the_past_does_not_stop_renewal() -> None:
-    """It may do so for ever; the CA must not end meanwhile."""
-    kept, _ = settled(CertificateState())
-    stuck = apply_step(
-        Step.PROMOTE,
-        apply_step(Step.PREPARE, kept, RotationRequest(NAMES), START, seen(kept)),
-        RotationRequest(NAMES),
-        START,
-        seen(kept),
-    )
+def test_a_replica_that_keeps_serving_an_old_leaf_does_not_block_renewal() -> None:
+    """It may never change, and the current CA would expire."""
+    state, _ = run_to_rest(CertificateState())
+    prepared = apply_step(Step.PREPARE, state, REQUEST, START, all_in_sync(state))
+    promoted = apply_step(Step.PROMOTE, prepared, REQUEST, START, all_in_sync(state))
     later = START + 250 * DAY
-    outside = ObservedTrust(stuck.bundle, published=True, served=False, serving=(kept.leaf.certificate,))
-    issued = apply_step(Step.ISSUE, stuck, RotationRequest(NAMES), later, outside)
-    assert next_step(issued, RotationRequest(NAMES), later, outside).step is Step.PREPARE
+    observed = ObservedTrust(promoted.bundle, published=True, served=False, serving=(state.leaf.certificate,))
+    issued = apply_step(Step.ISSUE, promoted, REQUEST, later, observed)
+    assert next_step(issued, REQUEST, later, observed).step is Step.PREPARE
 
 
-def test_an_expired_authority_signs_nothing() -> None:
-    """It counts as none."""
+def test_an_expired_or_damaged_ca_is_not_usable() -> None:
     old = new_authority(START - 400 * DAY)
     assert usable_authority(old.certificate, old.key, START) is None
     assert usable_authority(b"half", b"", START) is None

@@ -1,7 +1,7 @@
 """`make cluster` and `make cluster-down`: a real Kubernetes on this machine, for people.
 
-python -m tests.cluster up      start it, run a pod to prove it, write .cluster/kubeconfig
-python -m tests.cluster down    end it and leave nothing behind
+python -m tests.cluster up      start it, run a pod to prove that it works, write .cluster/kubeconfig
+python -m tests.cluster down    stop it and leave nothing behind
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.debian import newer_containerd, unpack_packages
 from deploy.toolchain import BuildError, cache_dir, helm, kubernetes, locked, say
-from tests.cluster.layout import DEBIAN_PACKAGES
+from tests.cluster.layout import DEBIAN_PACKAGES, SPEC_FILE
 from tests.cluster.pods import run_to_end
 from tests.cluster.quotient import give_image, install_chart
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
@@ -25,9 +25,9 @@ END_S = 30.0
 
 
 def up(state: Path) -> None:
-    """Start the cluster and prove it with a pod."""
-    if keeper_pid(state):
-        raise ClusterError(f"a cluster runs already: {state}/kubeconfig; end it with `make cluster-down`")
+    """Start a cluster, run a pod, and install Quotient."""
+    if supervisor_pid(state):
+        raise ClusterError(f"a cluster runs already: {state}/kubeconfig; stop it with `make cluster-down`")
     sweep(state)
     say("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler, containerd and a kubelet")
     began = time.monotonic()
@@ -48,38 +48,39 @@ def up(state: Path) -> None:
 
 
 def down(state: Path) -> None:
-    """End the cluster, however it was left."""
-    pid = keeper_pid(state)
+    """Stop the cluster, whatever state it is in."""
+    pid = supervisor_pid(state)
     if pid:
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + END_S
-        while keeper_pid(state):
+        while supervisor_pid(state):
             if time.monotonic() > deadline:
-                raise ClusterError(f"the keeper, process {pid}, has not ended after {END_S:.0f} s")
+                raise ClusterError(f"the supervisor, process {pid}, has not ended after {END_S:.0f} s")
             time.sleep(0.05)
     sweep(state)
     say("the cluster is gone" if pid else "no cluster ran")
 
 
-def keeper_pid(state: Path) -> int:
-    """Find the keeper of the cluster in a folder; 0 if none runs. A number used anew is not mistaken for it."""
+def supervisor_pid(state: Path) -> int:
+    """Return the supervisor of the cluster in a folder; 0 if none runs."""
     try:
-        pid = int(json.loads((state / "keeper.json").read_text())["keeper"])
+        pid = int(json.loads((state / "supervisor.json").read_text())["supervisor"])
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     except (OSError, ValueError, KeyError):
         return 0
-    return pid if f"{state}/order.json" in command else 0
+    # The process id may belong to another program by now.
+    return pid if f"{state}/{SPEC_FILE}" in command else 0
 
 
 def lock_of(folder: Path) -> Path:
-    """Name the lock that keeps two commands off one folder; it cannot stand in the folder, which goes away."""
+    """Return the lock file of a state folder; it is elsewhere, as the folder itself is removed."""
     locks = cache_dir() / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     return locks / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def parts() -> None:
-    """Fetch and build what a cluster needs, where one can run; elsewhere the tests that need one say so."""
+    """Download and build what a cluster needs, on machines that can run one."""
     if why := why_no_cluster():
         say(f"a real Kubernetes {why}: tests that need one will be skipped")
         return
@@ -90,7 +91,6 @@ def parts() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the command line says."""
     match arguments:
         case ["parts"]:
             parts()
@@ -105,5 +105,5 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ClusterError, BuildError) as wrong:
-        sys.exit(f"error: {wrong}")
+    except (ClusterError, BuildError) as error:
+        sys.exit(f"error: {error}")

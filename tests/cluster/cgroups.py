@@ -1,4 +1,4 @@
-"""The cgroups a test cluster makes: they outlive processes and namespaces, so they are removed by name."""
+"""The cgroups of a test cluster: they outlive processes and namespaces, so they have to be removed by name."""
 
 import os
 import time
@@ -8,14 +8,14 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def hierarchies() -> list[Path]:
-    """Find the roots: one with cgroup v2, one for each set of controllers with v1."""
+    """Return the root folders: one with cgroup v2, one for each set of controllers with v1."""
     if (ROOT / "cgroup.controllers").exists():
         return [ROOT]
     return sorted({folder.resolve() for folder in ROOT.iterdir() if (folder / "cgroup.procs").exists()})
 
 
 def make(name: str) -> None:
-    """Make a cgroup of this name in every hierarchy, all controllers enabled below it."""
+    """Create a cgroup in every hierarchy, with all controllers enabled below it."""
     for root in hierarchies():
         (root / name).mkdir(exist_ok=True)
         if (root / "cgroup.controllers").exists():
@@ -25,7 +25,7 @@ def make(name: str) -> None:
 
 
 def remove(name: str, timeout_s: float = 10.0) -> None:
-    """Remove a cgroup and all below it; the kernel lets go of the last process only a moment after its end."""
+    """Remove a cgroup with all below it. Retried, as the kernel releases ended processes with some delay."""
     deadline = time.monotonic() + timeout_s
     for root in hierarchies():
         for folder, _, _ in os.walk(root / name, topdown=False):

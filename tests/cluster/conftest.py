@@ -1,4 +1,4 @@
-"""The two tenants of the cluster interface, for the conformance suite."""
+"""The two implementations of the cluster interface, for the conformance suite."""
 
 import itertools
 import json
@@ -16,51 +16,51 @@ from tests.cluster.hooks import RealHooks
 from tests.cluster.objects import new_namespace
 from tests.cluster.real import RealCluster
 
-TENANTS = [
+IMPLEMENTATIONS = [
     pytest.param("memory", id="memory"),
     pytest.param("kubernetes", marks=pytest.mark.kubernetes, id="kubernetes"),
 ]
 NUMBERS = itertools.count(1)
 
 
-class Tenant:
-    """A cluster under test, and what the suite must know to test it."""
+class Implementation:
+    """A cluster under test, with what the suite needs and the interface does not offer."""
 
     def __init__(
-        self, cluster: Cluster, old_version: Callable[[], str], hooks: Callable[[InMemoryWebhook], None]
+        self, cluster: Cluster, expired_version: Callable[[], str], add_webhook: Callable[[InMemoryWebhook], None]
     ) -> None:
-        self.cluster, self.old_version, self.add_hook = cluster, old_version, hooks
+        self.cluster, self.expired_version, self.add_webhook = cluster, expired_version, add_webhook
 
 
-@pytest.fixture(params=TENANTS)
-def tenant(request: pytest.FixtureRequest) -> Iterator[Tenant]:
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> Iterator[Implementation]:
     if request.param == "memory":
         memory = InMemoryCluster(VersionedStore(history=500))
-        yield Tenant(memory, lambda: forgotten_version(memory), memory.hooks.append)
+        yield Implementation(memory, lambda: forgotten_version(memory), memory.hooks.append)
         return
     real: RealCluster = request.getfixturevalue("control_plane")
     with RealHooks(real) as hooks:
-        yield Tenant(connect(str(real.kubeconfig)), lambda: compacted_version(real), hooks.add)
+        yield Implementation(connect(str(real.kubeconfig)), lambda: compacted_version(real), hooks.add)
 
 
 @pytest.fixture
-def cluster(tenant: Tenant) -> Cluster:
-    return tenant.cluster
+def cluster(implementation: Implementation) -> Cluster:
+    return implementation.cluster
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of the test's own."""
+    """A namespace for one test."""
     name = new_namespace(cluster, f"test-{next(NUMBERS)}")
     yield name
     cluster.delete(NAMESPACES, name)
 
 
 def compacted_version(real: RealCluster) -> str:
-    """Let etcd and the API server forget all but the present.
+    """Return a version that is too old to watch from, after compacting etcd and restarting the API server.
 
-    etcd alone would not do: an API server whose watch cache goes back to the beginning, as a fresh one's does, still
-    answers from there. Restarted, it knows the present only.
+    Compaction alone is not enough: the watch cache of an API server that started with the cluster goes back to its
+    first version. After a restart it begins at the present one.
     """
     now = connect(str(real.kubeconfig)).list(NAMESPACES).resource_version
     request = json.dumps({"revision": now, "physical": True})
@@ -72,7 +72,7 @@ def compacted_version(real: RealCluster) -> str:
 
 
 def forgotten_version(memory: InMemoryCluster) -> str:
-    """Write until the history has forgotten where we are."""
+    """Return a version that has left the store's history."""
     version = memory.list(NAMESPACES).resource_version
     for number in range(600):
         memory.patch(NAMESPACES, "default", "", {"metadata": {"annotations": {"n": str(number)}}})

@@ -1,7 +1,7 @@
-"""Carries TCP connections from one network namespace into another.
+"""Forwards TCP connections from one network namespace into another.
 
-A socket belongs to the namespace its process is in when it is made: bind in one, move over, connect in the
-other. It ends when its lifeline, a pipe held by whoever started it, breaks.
+A socket belongs to the namespace in which its process was when it created the socket. So this process listens in one
+namespace, moves to the other, and connects from there. It ends when its lifeline, a pipe from its parent, is closed.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ def move_to(namespace: str) -> None:
         os.close(handle)
 
 
-async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy one direction until it ends, then end it on the other side."""
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy data in one direction until it ends, then close the other side."""
     with suppress(OSError):
         while data := await reader.read(CHUNK):
             writer.write(data)
@@ -36,25 +36,25 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def serve(listener: socket.socket, target: tuple[str, int], lifeline: int) -> None:
-    """Accept and forward until the lifeline breaks."""
+    """Forward connections until the lifeline is closed."""
 
-    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_connection(*target)
+            target_reader, target_writer = await asyncio.open_connection(*target)
         except OSError:
             writer.close()
             return
-        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        await asyncio.gather(copy(reader, target_writer), copy(target_reader, writer))
 
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(lifeline, ended.set)
-    await asyncio.start_server(accepted, sock=listener)
+    await asyncio.start_server(forward, sock=listener)
     await ended.wait()
 
 
 def main(listen_in: str, listen_at: str, connect_in: str, connect_to: str, lifeline: str) -> None:
-    """Bind in the first namespace, say which port it is, and serve from the second."""
+    """Listen in the first namespace, print the port, and connect from the second."""
     move_to(listen_in)
     host, port = listen_at.rsplit(":", 1)
     listener = socket.create_server((host, int(port)))

@@ -1,4 +1,4 @@
-"""Admission hooks on a real API server: each is served over HTTPS and registered with a webhook configuration."""
+"""Webhooks on a real API server: each is served over HTTPS and registered with a webhook configuration."""
 
 import json
 import ssl
@@ -19,7 +19,7 @@ CONFIGURATIONS = {True: "MutatingWebhookConfiguration", False: "ValidatingWebhoo
 
 
 class RealHooks:
-    """Serves hooks until the context is left, then unregisters them."""
+    """Serves webhooks within a context, and unregisters them at its end."""
 
     def __init__(self, real: RealCluster) -> None:
         self._real = real
@@ -37,7 +37,7 @@ class RealHooks:
             server.server_close()
 
     def add(self, hook: InMemoryWebhook) -> None:
-        """Serve a hook and wait until the API server calls it."""
+        """Serve a webhook, register it, and wait until the API server calls it."""
         authority = trustme.CA()
         server = serve(hook, authority)
         self._servers.append(server)
@@ -48,7 +48,7 @@ class RealHooks:
         self._await_call(hook, server)
 
     def _await_call(self, hook: InMemoryWebhook, server: ThreadingHTTPServer) -> None:
-        """Configurations take effect a moment after they are written: create until the hook is asked."""
+        """Create pods until the webhook is called: a configuration takes effect with some delay."""
         probe = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -64,8 +64,8 @@ class RealHooks:
             eventually(called, f"{hook.name} to be called")
 
 
-def answered(review: Review, **response: Any) -> Review:
-    """Write an answer to a review; it allows unless told otherwise."""
+def respond(review: Review, **response: Any) -> Review:
+    """Return the response to a review; it allows the request by default."""
     return {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -74,18 +74,18 @@ def answered(review: Review, **response: Any) -> Review:
 
 
 def serve(hook: InMemoryWebhook, authority: trustme.CA) -> ThreadingHTTPServer:
-    """Serve one hook over HTTPS on loopback; reviews of probes are allowed and not passed on."""
+    """Serve one webhook over HTTPS on loopback; requests of `_await_call` are allowed without calling it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if (review["request"].get("object") or {}).get("metadata", {}).get("generateName") == "probe-":
                 self.server.probed = True  # type: ignore[attr-defined]
-                answer = answered(review)
+                answer = respond(review)
             else:
                 try:
                     answer = hook.call(review)
-                except Exception:  # a hook that crashes is part of the tests
+                except Exception:  # some tests use a webhook that raises
                     self.send_error(500)
                     return
             body = json.dumps(answer).encode()
@@ -96,7 +96,7 @@ def serve(hook: InMemoryWebhook, authority: trustme.CA) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -111,7 +111,6 @@ def serve(hook: InMemoryWebhook, authority: trustme.CA) -> ThreadingHTTPServer:
 
 
 def configuration(hook: InMemoryWebhook, address: str, authority: trustme.CA) -> dict[str, Any]:
-    """Write the webhook configuration that registers a hook."""
     webhook = {
         "name": hook.name,
         "clientConfig": {"url": f"https://{address}/", "caBundle": b64encode(authority.cert_pem.bytes()).decode()},

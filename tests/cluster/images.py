@@ -1,4 +1,4 @@
-"""Container images made here, of one static busybox: no registry is needed to run a pod."""
+"""Container images built from a static busybox, so that pods run without a registry."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ APPLETS = ("sh", "sleep", "cat", "echo", "env", "ls", "true", "false", "wget", "
 
 
 def archive(busybox: Path, target: Path) -> None:
-    """Write an archive that `ctr image import` takes, with both images."""
+    """Write an archive of both images for `ctr image import`."""
     layer = layer_of(busybox.read_bytes())
     manifests = []
     files = {"layer.tar": layer}
@@ -36,9 +36,9 @@ def archive(busybox: Path, target: Path) -> None:
 
 
 def layer_of(busybox: bytes) -> bytes:
-    """Lay out a root file system: busybox, its names, and the folders a runtime expects."""
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as tar:
+    """Return a root file system: busybox, links to it, and the folders that a container runtime expects."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
         for folder in ("bin", "etc", "proc", "sys", "dev", "tmp", "run", "var"):
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
@@ -48,11 +48,10 @@ def layer_of(busybox: bytes) -> bytes:
             entry = tarfile.TarInfo(f"bin/{applet}")
             entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(entry)
-    return whole.getvalue()
+    return content.getvalue()
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes, *, mode: int = 0o644) -> None:
-    """Put one file into an archive."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(content), mode
     tar.addfile(entry, io.BytesIO(content))

@@ -1,7 +1,7 @@
 """The first process of a test cluster, in namespaces of its own.
 
-When it ends, the kernel ends every process of the cluster with it, and mounts and links vanish with the last
-of them. It runs on the standard library alone and obeys orders on a Unix socket, one JSON object a line:
+When it ends, the kernel kills every process of the cluster, and mounts and network links disappear with the last of
+them. It uses the standard library alone. It executes commands from a Unix socket, one JSON object per connection:
 `{"start": NAME}`, `{"signal": NAME, "number": 9}`, `{"status": true}`.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.cluster import cgroups
 
-# The kubelet sets these for the whole machine. Files laid over them say they are set already.
+# The kubelet sets these for the whole machine. Files mounted over them pretend that they are set already.
 SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -35,20 +35,20 @@ COVERED = ("/run", "/var/lib", "/var/log")
 class Inside:
     """Mounts, network and programs of one cluster."""
 
-    def __init__(self, order: dict[str, Any], lifeline: int) -> None:
-        self._state = Path(order["state"])
-        self._order = order
+    def __init__(self, spec: dict[str, Any], lifeline: int) -> None:
+        self._state = Path(spec["state"])
+        self._spec = spec
         self._lifeline = lifeline
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
 
     def main(self) -> None:
-        """Set up, serve until told to end or until the keeper is gone, then end everything."""
+        """Set up, execute commands until SIGTERM or the supervisor's end, then kill all processes."""
         self._mount()
         self._network()
         listener = socket.socket(socket.AF_UNIX)
-        with short_path(Path(self._order["control"])) as control:
-            # Under its name only once it listens: whoever finds it may connect.
+        with short_path(Path(self._spec["control"])) as control:
+            # Renamed only once it listens: a client that finds the socket can connect.
             listener.bind(f"{control}.new")
             listener.listen()
             Path(f"{control}.new").replace(control)
@@ -60,17 +60,18 @@ class Inside:
             signal.signal(number, lambda *_: None)
         for readable in (listener, wake, self._lifeline):
             self._selector.register(readable, selectors.EVENT_READ)
-        keeper_is_gone = self._serve(listener, wake)
+        supervisor_is_gone = self._serve(listener, wake)
         self._end()
-        if keeper_is_gone:
-            cgroups.remove(self._order["cgroup"])
+        if supervisor_is_gone:
+            cgroups.remove(self._spec["cgroup"])
             shutil.rmtree(self._state, ignore_errors=True)
 
     def _serve(self, listener: socket.socket, wake: socket.socket) -> bool:
+        """Return True if the supervisor is gone, False after SIGTERM."""
         while True:
             for ready, _ in self._selector.select():
                 if ready.fileobj is listener:
-                    self._obey(listener.accept()[0])
+                    self._answer(listener.accept()[0])
                 elif ready.fileobj is wake:
                     if signal.SIGTERM in wake.recv(64):
                         return False
@@ -79,11 +80,12 @@ class Inside:
             self._reap()
 
     def _mount(self) -> None:
-        """Cover the folders that programs write to at fixed places; what is needed below them stays visible."""
+        """Mount an empty file system over each folder that programs write to, with what they need bound into it."""
         mount("--make-rprivate", "/")
-        kept = [Path(path).resolve() for path in self._order["keep"]]
+        needed = [Path(path).resolve() for path in self._spec["keep"]]
         for covered in COVERED:
-            below = [path for path in kept if path.is_relative_to(covered)]
+            below = [path for path in needed if path.is_relative_to(covered)]
+            # Opened before the folder is covered, or they could not be reached any more.
             handles = {path: os.open(path, os.O_PATH) for path in below}
             mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", covered)
             for path, handle in handles.items():
@@ -95,15 +97,15 @@ class Inside:
         for name, value in SYSCTLS.items():
             target = Path("/proc/sys") / name
             if target.exists():
-                stand_in = Path("/run/quotient") / name.replace("/", ".")
-                stand_in.write_text(value + "\n")
-                mount("--bind", str(stand_in), str(target))
+                replacement = Path("/run/quotient") / name.replace("/", ".")
+                replacement.write_text(value + "\n")
+                mount("--bind", str(replacement), str(target))
         mount("--make-rshared", "/")
 
     def _network(self) -> None:
-        """Bring up loopback and the bridge that pods hang on; its address is the node's."""
-        busybox = self._order["busybox"]
-        bridge, address = self._order["bridge"], self._order["address"]
+        """Bring up loopback and the pods' bridge, whose address is the node's."""
+        busybox = self._spec["busybox"]
+        bridge, address = self._spec["bridge"], self._spec["address"]
         for line in (
             "link set lo up",
             f"link add name {bridge} type bridge",
@@ -113,27 +115,27 @@ class Inside:
             subprocess.run([busybox, "ip", *line.split()], check=True)
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
-    def _obey(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rwb") as stream:
             connection.settimeout(5)
             try:
                 answer = self._execute(json.loads(stream.readline()))
-            except (ValueError, KeyError, OSError) as wrong:
-                answer = {"error": f"{type(wrong).__name__}: {wrong}"}
+            except (ValueError, KeyError, OSError) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
             stream.write(json.dumps(answer).encode() + b"\n")
 
-    def _execute(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, command: dict[str, Any]) -> dict[str, Any]:
         self._reap()
-        if name := order.get("start"):
+        if name := command.get("start"):
             if name in self._running:
                 raise ValueError(f"{name} runs already")
             self._start(name)
-        elif name := order.get("signal"):
-            self._running[name].send_signal(order["number"])
+        elif name := command.get("signal"):
+            self._running[name].send_signal(command["number"])
         return {"running": {name: process.pid for name, process in self._running.items()}}
 
     def _start(self, name: str) -> None:
-        program = self._order["programs"][name]
+        program = self._spec["programs"][name]
         with (self._state / "logs" / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 program["argv"],
@@ -146,7 +148,7 @@ class Inside:
             )
 
     def _reap(self) -> None:
-        """Bury the dead: our programs, and orphans that fell to us as the first process."""
+        """Reap ended processes: our programs, and orphans, whose parent is the first process."""
         with suppress(ChildProcessError):
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 for name, process in list(self._running.items()):
@@ -166,7 +168,7 @@ class Inside:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Give a short name for a socket: its address has 107 characters at the most, a checkout's path may have more."""
+    """Return a short path to a socket: its address has at most 107 characters, a checkout's path may have more."""
     folder = os.open(path.parent, os.O_PATH)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -175,7 +177,6 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def mount(*arguments: str, pass_fd: int = -1) -> None:
-    """Mount, or change how mounts propagate."""
     subprocess.run(["mount", *arguments], check=True, pass_fds=(pass_fd,) if pass_fd >= 0 else ())
 
 

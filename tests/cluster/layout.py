@@ -1,7 +1,7 @@
-"""How the test cluster is laid out: folders, addresses, identities, and each program's command line.
+"""The layout of a test cluster: folders, addresses, identities, and the command line of each program.
 
-Every cluster lives in network, mount and process namespaces of its own, so addresses and ports are the same
-in each, and two of them never meet.
+Every cluster runs in network, mount and process namespaces of its own. So addresses and ports are the same in each, and
+clusters do not interfere with each other.
 """
 
 import json
@@ -28,13 +28,15 @@ NODE_NAME = "node-1"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 RUN = "/run/quotient"
 CDI = "/run/cdi"
-# Set, the node goes at the pace of a real one: to measure it at rest.
+# If set, the kubelet and the node plugin poll as rarely as on a real node, for measurements at rest.
 PATIENT = "QUOTIENT_TEST_PATIENT"
-# How often the kubelet tells what the node offers, and looks after pods and their secrets: tests cannot wait for more.
+# How often the kubelet reports its node's capacity and updates mounted secrets. Its defaults are too slow for tests.
 HASTE = {"nodeStatusUpdateFrequency": "1s", "syncFrequency": "5s"}
 DEBIAN_PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "libseccomp2")
-# Every process of a cluster but those in its containers carries this variable, with the cluster's ident.
+# Environment variable of every process of a cluster outside of its containers; the value is the cluster's ident.
 MARK = "QUOTIENT_TEST_CLUSTER"
+# In the state folder: what supervisor and first process have to run.
+SPEC_FILE = "spec.json"
 
 ADMIN = "admin"
 IDENTITIES = {
@@ -56,33 +58,33 @@ MONITOR_PORT = 5678
 
 
 class Layout(Struct, frozen=True):
-    """Where everything is: the cluster's own folder, and the programs."""
+    """A cluster's own folder, and the folders of its programs."""
 
     ident: str
     state: Path
     kubernetes: Path
     debian: Path
-    # A containerd that reads CDI files; None: the one of this machine's Debian, whichever it is.
+    # Folder of a containerd that supports CDI; None: use the one of Debian's release, which may not.
     newer: Path | None = None
 
     @property
     def kubeconfig(self) -> Path:
-        """For people and tests on this machine."""
+        """The administrator's kubeconfig, for clients on this machine."""
         return self.state / "kubeconfig"
 
     @property
     def control(self) -> Path:
-        """Socket on which the first process of the cluster takes orders."""
+        """The socket on which the cluster's first process accepts commands."""
         return self.state / "control.sock"
 
     @property
     def logs(self) -> Path:
-        """One log for each program."""
+        """The folder of logs, one for each program."""
         return self.state / "logs"
 
     @property
     def driver(self) -> Path:
-        """Where the node's fake driver is."""
+        """The folder of the node's fake NVIDIA driver."""
         return self.state / "driver"
 
     @property
@@ -91,21 +93,21 @@ class Layout(Struct, frozen=True):
         return f"quotient-{self.ident}"
 
 
-def placed(order: dict[str, Any]) -> Layout:
-    """Give the layout that an order was written for."""
-    newer = Path(order["newer"]) if order.get("newer") else None
-    return Layout(order["ident"], Path(order["state"]), Path(order["kubernetes"]), Path(order["debian"]), newer)
+def layout_from(spec: dict[str, Any]) -> Layout:
+    """Return the layout of a cluster whose spec was read from its state folder."""
+    newer = Path(spec["newer"]) if spec.get("newer") else None
+    return Layout(spec["ident"], Path(spec["state"]), Path(spec["kubernetes"]), Path(spec["debian"]), newer)
 
 
 class Program(Struct, frozen=True):
-    """One program of the cluster: its command line, and what it needs in its environment."""
+    """The command line of one program, and the variables added to its environment."""
 
     argv: list[str]
     env: dict[str, str] = {}
 
 
 def prepare(layout: Layout) -> dict[str, Program]:
-    """Write keys, identities and configuration below the state folder, and give the programs to run."""
+    """Write keys, identities and configuration into the state folder; returns the programs to run."""
     for folder in (layout.logs, layout.state / "pki", layout.state / "cni", layout.state / "containerd"):
         folder.mkdir(parents=True, exist_ok=True)
     write_pki(layout)
@@ -116,7 +118,7 @@ def prepare(layout: Layout) -> dict[str, Program]:
 
 
 def write_pki(layout: Layout) -> None:
-    """Make a CA, the API server's certificate, and the key that signs service account tokens."""
+    """Create a CA, the API server's certificate, and the key that signs service account tokens."""
     authority = trustme.CA()
     names = ("127.0.0.1", NODE_ADDRESS, SERVICE_ADDRESS, "localhost", "kubernetes.default.svc")
     server = authority.issue_cert(*names)
@@ -128,7 +130,7 @@ def write_pki(layout: Layout) -> None:
 
 
 def write_identities(layout: Layout) -> None:
-    """Give each identity a token, and a kubeconfig for use inside the cluster's namespaces."""
+    """Write a token for each identity, and a kubeconfig for use inside the cluster's namespaces."""
     rows = []
     for name, (user, groups) in IDENTITIES.items():
         token = secrets.token_hex(16)
@@ -158,7 +160,6 @@ def write_kubeconfig(layout: Layout, target: Path, token: str, server: str) -> N
 
 
 def write_containerd(layout: Layout) -> None:
-    """Configure containerd and the pod network."""
     network = {
         "cniVersion": "0.4.0",
         "name": "quotient",
@@ -203,7 +204,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 
 def write_kubelet(layout: Layout) -> None:
-    """Configure the kubelet: cgroup v1 or v2, no eviction, its own cgroup root."""
+    """Configure a kubelet without eviction, with a cgroup root of its own, on cgroup v1 or v2."""
     config = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -221,7 +222,7 @@ def write_kubelet(layout: Layout) -> None:
         "maxPods": 250,
         "oomScoreAdj": 0,
         "resolvConf": "",
-        # A container that is killed again and again in a test should not have to wait for minutes.
+        # Some tests kill a container repeatedly; the default backoff would delay its restart by minutes.
         "featureGates": {"KubeletCrashLoopBackOffMax": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "volumePluginDir": f"{RUN}/volume-plugins",
@@ -230,7 +231,6 @@ def write_kubelet(layout: Layout) -> None:
 
 
 def programs(layout: Layout) -> dict[str, Program]:
-    """Write each program's command line."""
     state, pki, kubernetes, debian = layout.state, layout.state / "pki", layout.kubernetes, layout.debian
     containerd = (layout.newer or debian) / "usr/bin"
     path = f"{containerd}:{debian}/usr/bin:{debian}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -251,7 +251,7 @@ def programs(layout: Layout) -> dict[str, Program]:
         f"--service-account-signing-key-file={pki}/service-accounts.key",
         f"--service-cluster-ip-range={SERVICE_NETWORK}",
         "--allow-privileged=true",
-        # Without kube-proxy, a Service's pods are reached by their own addresses.
+        # There is no kube-proxy, so webhooks behind a Service are called at their pods' addresses.
         "--enable-aggregator-routing=true",
         "--kubelet-preferred-address-types=InternalIP",
     ]
@@ -290,7 +290,6 @@ def programs(layout: Layout) -> dict[str, Program]:
 
 
 def quotient_controller(layout: Layout) -> Program:
-    """Write the command line of Quotient's controller."""
     return quotient(
         "controller",
         f"cluster.kubeconfig={layout.state}/quotient-controller.kubeconfig",
@@ -300,8 +299,8 @@ def quotient_controller(layout: Layout) -> Program:
 
 
 def quotient_nodeplugin(layout: Layout) -> Program:
-    """Write the command line of Quotient's node plugin, as in a pod, on a fake driver."""
-    made = quotient(
+    """Return the node plugin as it runs in a pod, with a fake driver and short intervals."""
+    program = quotient(
         "nodeplugin",
         f"nodePlugin.nodeName={NODE_NAME}",
         f"nodePlugin.driverRoot={layout.driver}",
@@ -314,11 +313,10 @@ def quotient_nodeplugin(layout: Layout) -> Program:
         "log.level=debug",
     )
     where = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(API_PORT), "MALLOC_ARENA_MAX": "2"}
-    return Program(made.argv, made.env | where)
+    return Program(program.argv, program.env | where)
 
 
 def quotient_webhook(layout: Layout) -> Program:
-    """Write the command line of Quotient's webhook."""
     return quotient(
         "webhook",
         f"cluster.kubeconfig={layout.state}/quotient.kubeconfig",
@@ -330,6 +328,6 @@ def quotient_webhook(layout: Layout) -> Program:
 
 
 def quotient(command: str, *settings: str) -> Program:
-    """Write the command line of a component of Quotient, from this checkout."""
+    """Return a component of Quotient, run from this checkout."""
     flags = [part for setting in settings for part in ("--set", setting)]
     return Program([sys.executable, "-m", "console.main", *flags, command], {"PYTHONPATH": str(ROOT)})

@@ -1,4 +1,4 @@
-"""Builders of the objects that the conformance suite works on."""
+"""Builders of objects for the conformance suite."""
 
 import contextlib
 from typing import Any
@@ -11,10 +11,10 @@ SERVICE_ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts", Object, parti
 
 
 def new_namespace(cluster: Cluster, name: str) -> str:
-    """Make a namespace that takes pods at once.
+    """Create a namespace in which pods can be created at once.
 
-    Its account is made here: the controller manager, which would make it, may be busy finding an API server again that
-    was just restarted, and without the account no pod is admitted.
+    Without its default service account no pod is admitted. The controller manager would create it, but needs a while to
+    reconnect to an API server that was just restarted.
     """
     cluster.create(NAMESPACES, {"metadata": {"name": name}})
     with contextlib.suppress(AlreadyExists):
@@ -23,7 +23,7 @@ def new_namespace(cluster: Cluster, name: str) -> str:
 
 
 def pod(namespace: str, name: str = "", **changes: Any) -> dict[str, Any]:
-    """Make a pod; `name` may be left out for a generated one."""
+    """Return a pod's manifest, with a generated name if none is given."""
     metadata = {"namespace": namespace, **({"name": name} if name else {"generateName": "pod-"})}
     metadata |= changes.pop("metadata", {})
     spec = {"containers": [{"name": "c0", "image": "example/image"}]} | changes.pop("spec", {})
@@ -31,11 +31,10 @@ def pod(namespace: str, name: str = "", **changes: Any) -> dict[str, Any]:
 
 
 def gpu_pod(namespace: str, name: str = "", **limits: Any) -> dict[str, Any]:
-    """Make a pod whose container has these limits."""
+    """Return the manifest of a pod whose container has these limits."""
     container = {"name": "c0", "image": "example/image", "resources": {"limits": limits}}
     return pod(namespace, name, spec={"containers": [container]})
 
 
 def config_map(namespace: str, name: str, **data: str) -> ConfigMap:
-    """Make a ConfigMap."""
     return ConfigMap(metadata=Metadata(name=name, namespace=namespace), data=data)

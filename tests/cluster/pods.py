@@ -1,4 +1,4 @@
-"""Pods that really run, for proving a cluster."""
+"""Pods that run a script, to test that a cluster works."""
 
 import json
 import time
@@ -10,7 +10,7 @@ RUN_S = 60.0
 
 
 def run_to_end(cluster: RealCluster, name: str, script: str) -> str:
-    """Run a script in a pod, wait until it has succeeded, and give what it printed."""
+    """Run a script in a pod until it has succeeded; returns its output."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

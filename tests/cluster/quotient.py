@@ -1,4 +1,4 @@
-"""Quotient on a real cluster: installed by its chart, as users do; or beside the control plane, to be measured."""
+"""Quotient on a real cluster: installed with its chart, as users do, or as processes beside the control plane."""
 
 import json
 import subprocess
@@ -15,10 +15,10 @@ from tests.cluster.real import ClusterError, RealCluster
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
-REFUSED = "a multiple of 100 (whole GPUs)"
+REJECTED = "a multiple of 100 (whole GPUs)"
 IMAGE = "quotient.test/quotient:0.1.0"
 SYSTEM = Configuration().system_namespace
-# Without kube-proxy pods reach the API server by its own address alone; and nobody here should wait for long.
+# Without kube-proxy, pods reach the API server only at its own address. Short times keep the tests fast.
 VALUES = (
     f"image={json.dumps(IMAGE)}",
     f'kubernetesService={{"host": "{NODE_ADDRESS}", "port": "{API_PORT}"}}',
@@ -27,13 +27,13 @@ VALUES = (
 
 
 def give_image(cluster: RealCluster, folder: Path) -> None:
-    """Make Quotient's image, and give it to the node."""
+    """Build Quotient's image and load it into the node."""
     build_image(IMAGE, folder / "quotient-image.tar")
     cluster.import_image(folder / "quotient-image.tar")
 
 
 def run_helm(cluster: RealCluster, *arguments: str, values: tuple[str, ...] = ()) -> str:
-    """Run Helm against the cluster."""
+    """Run Helm and return its output."""
     flags = [flag for value in values for flag in ("--set-json", value)]
     target = ["--kubeconfig", str(cluster.kubeconfig), "--namespace", SYSTEM]
     done = subprocess.run([str(helm()), *arguments, *target, *flags], capture_output=True, text=True, check=False)
@@ -43,14 +43,14 @@ def run_helm(cluster: RealCluster, *arguments: str, values: tuple[str, ...] = ()
 
 
 def install_chart(cluster: RealCluster, *values: str) -> None:
-    """Install the chart, and wait until the API server insists on an answer."""
+    """Install the chart, and wait until the webhooks' failure policy is Fail."""
     command = ["install", "quotient", str(CHART), "--create-namespace", "--wait", "--timeout", "3m"]
     run_helm(cluster, *command, values=(*VALUES, *values))
     cluster.until("the webhook to be armed", lambda: is_armed(cluster), "kubelet")
 
 
 def is_armed(cluster: RealCluster) -> bool:
-    """Tell whether the API server insists on an answer, and gets one."""
+    """Return whether every webhook has failure policy Fail, and is called."""
     path = "{.webhooks[*].failurePolicy}"
     kinds = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
     policies = [cluster.kubectl("get", kind, "quotient", f"-o=jsonpath={path}", check=False) for kind in kinds]
@@ -58,7 +58,7 @@ def is_armed(cluster: RealCluster) -> bool:
 
 
 def run_beside(cluster: RealCluster) -> None:
-    """Start controller and webhook as processes beside the control plane, and make the API server call them."""
+    """Start controller and webhook as processes beside the control plane, and register the webhook."""
     authority = trustme.CA()
     folder = cluster.layout.state / "quotient"
     folder.mkdir(exist_ok=True)
@@ -75,10 +75,10 @@ def run_beside(cluster: RealCluster) -> None:
 
 
 def is_called(cluster: RealCluster, domain: str = Configuration().domain) -> bool:
-    """Tell whether the API server asks the webhook by now: it takes a moment to hear of it."""
-    wrong = {"name": "c", "image": "i", "resources": {"limits": {f"{domain}/vcuda-core": "150"}}}
+    """Return whether the API server calls the webhook; it reads a registration with some delay."""
+    invalid = {"name": "c", "image": "i", "resources": {"limits": {f"{domain}/vcuda-core": "150"}}}
     metadata = {"name": "probe", "namespace": "default"}
-    probe = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [wrong]}}
-    # One that only looks on warns.
+    probe = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [invalid]}}
+    # In audit mode the webhook warns instead of rejecting.
     flags = ["--dry-run=server", "--warnings-as-errors"]
-    return REFUSED in cluster.kubectl("create", *flags, "-f-", stdin=json.dumps(probe), check=False)
+    return REJECTED in cluster.kubectl("create", *flags, "-f-", stdin=json.dumps(probe), check=False)

@@ -1,4 +1,4 @@
-"""A real Kubernetes for tests and for `make cluster`: start it, use it, break it, end it."""
+"""A real Kubernetes for tests and for `make cluster`: start it, use it, kill parts of it, stop it."""
 
 import json
 import os
@@ -26,20 +26,20 @@ from tests.cluster.supervisor import ROOT, start_forward
 
 READY_S = 60.0
 POLL_S = 0.1
-# What a start that was cut short may leave in a state folder before it writes its order.
-OURS = ("logs", "pki", "cni", "containerd")
+# Folders that an interrupted start leaves in a state folder before it writes its spec.
+OUR_FOLDERS = ("logs", "pki", "cni", "containerd")
 
 
 class ClusterError(Exception):
-    """The cluster did not do what was asked; the message carries the end of the log that should say why."""
+    """The cluster failed; the message ends with the last lines of the log that should say why."""
 
 
 class RealCluster:
-    """One running cluster. With `node`, it has a kubelet and can run pods."""
+    """One running cluster. Started with `node`, it has a kubelet and can run pods."""
 
     def __init__(self, place: Layout) -> None:
         self.layout = place
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._lifelines: list[tuple[int, subprocess.Popen[bytes]]] = []
 
     @classmethod
@@ -52,9 +52,9 @@ class RealCluster:
         detached: bool = False,
         cdi: bool = False,
     ) -> "RealCluster":
-        """Start a cluster and wait until its API (and its node) is ready; with `cdi`, its runtime reads CDI files.
+        """Start a cluster and wait until its API (and its node) is ready; with `cdi`, its runtime supports CDI.
 
-        Without `api` it is etcd alone: enough to see what becomes of a cluster's processes.
+        Without `api` it runs etcd alone, which is enough to test how its processes end.
         """
         kubernetes, packages = toolchain.kubernetes(), debian.unpack_packages(DEBIAN_PACKAGES)
         folder = state or Path(tempfile.mkdtemp(prefix="quotient-cluster-"))
@@ -62,7 +62,7 @@ class RealCluster:
         newer = debian.newer_containerd() if cdi else None
         cluster = cls(Layout(uuid.uuid4().hex[:8], folder, kubernetes, packages, newer))
         try:
-            cluster._keeper = start_keeper(cluster.layout, detached=detached)
+            cluster._supervisor = start_supervisor(cluster.layout, detached=detached)
             cluster._bring_up(api=api, node=node)
         except BaseException:
             cluster.stop()
@@ -70,8 +70,8 @@ class RealCluster:
         return cluster
 
     def _bring_up(self, *, api: bool, node: bool) -> None:
-        self.until("the keeper to publish the API", (self.layout.state / "keeper.json").exists, "keeper")
-        self.until("the control socket", self.layout.control.exists, "keeper")
+        self.until("the supervisor to publish the API", (self.layout.state / "supervisor.json").exists, "supervisor")
+        self.until("the control socket", self.layout.control.exists, "supervisor")
         if not api:
             self.run("etcd")
             return
@@ -81,23 +81,23 @@ class RealCluster:
         for name in layout.CONTROLLERS:
             self.run(name)
         if node:
-            self.until("containerd to take images", self._import_images, "containerd")
+            self.until("containerd to import images", self._import_images, "containerd")
             self.run("kubelet")
             self.until("the node to be ready", self._node_ready, "kubelet")
         self.until("the default service account", self._account_ready, "kube-controller-manager")
 
     @property
     def kubeconfig(self) -> Path:
-        """For clients on this machine."""
+        """The administrator's kubeconfig, for clients on this machine."""
         return self.layout.kubeconfig
 
-    def order(self, **order: Any) -> dict[str, Any]:
-        """Give an order to the cluster's first process."""
+    def command(self, **command: Any) -> dict[str, Any]:
+        """Send a command to the cluster's first process, and return its answer."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
             with short_path(self.layout.control) as control:
                 connection.connect(control)
-            connection.sendall(json.dumps(order).encode() + b"\n")
+            connection.sendall(json.dumps(command).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 answer: dict[str, Any] = json.loads(stream.readline())
         if "error" in answer:
@@ -105,12 +105,12 @@ class RealCluster:
         return answer
 
     def run(self, name: str) -> None:
-        """Start one program."""
-        self.order(start=name)
+        """Start one program of the cluster."""
+        self.command(start=name)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one program; after a deadly one, wait until it is gone."""
-        self.order(signal=name, number=int(number))
+        """Send a signal to one program; after SIGKILL and SIGTERM, wait until it has ended."""
+        self.command(signal=name, number=int(number))
         if number in (signal.SIGKILL, signal.SIGTERM):
             self.until(f"{name} to end", lambda: name not in self.running(), name)
 
@@ -122,12 +122,12 @@ class RealCluster:
             self.until("kube-apiserver to be ready", self.api_ready, name)
 
     def running(self) -> dict[str, int]:
-        """Name the programs that run, with their process ids inside."""
-        running: dict[str, int] = self.order(status=True)["running"]
+        """Return the programs that run, with their process ids inside the cluster."""
+        running: dict[str, int] = self.command(status=True)["running"]
         return running
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl against the cluster."""
+        """Run kubectl and return its output, or with `check=False` its error output if it fails."""
         done = subprocess.run(
             [self.layout.kubernetes / "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin,
@@ -141,13 +141,13 @@ class RealCluster:
 
     def enter(self, *command: str) -> "subprocess.CompletedProcess[str]":
         """Run a command inside the cluster's namespaces."""
-        namespaces = ["nsenter", f"--target={self.kept()['init']}", "--mount", "--net", "--pid", "--"]
+        namespaces = ["nsenter", f"--target={self.supervisor_info()['init']}", "--mount", "--net", "--pid", "--"]
         return subprocess.run([*namespaces, *command], capture_output=True, text=True, check=False)
 
     def expose(self, port: int) -> str:
-        """Make a server on this machine's loopback reachable for the cluster, and give its address there."""
+        """Make a server on this machine's loopback reachable for the cluster; returns its address there."""
         lifeline, held = os.pipe()
-        inside, outside = f"/proc/{self.kept()['init']}/ns/net", f"/proc/{os.getpid()}/ns/net"
+        inside, outside = f"/proc/{self.supervisor_info()['init']}/ns/net", f"/proc/{os.getpid()}/ns/net"
         forward = start_forward(inside, "127.0.0.1:0", outside, f"127.0.0.1:{port}", lifeline)
         os.close(lifeline)
         self._lifelines.append((held, forward))
@@ -155,35 +155,34 @@ class RealCluster:
         return f"127.0.0.1:{int(forward.stdout.readline())}"
 
     def stop(self) -> None:
-        """End the cluster; returns when nothing of it is left."""
+        """Stop the cluster; returns when nothing of it is left."""
         for held, forward in self._lifelines:
             os.close(held)
             forward.wait()
             if forward.stdout is not None:
                 forward.stdout.close()
         self._lifelines.clear()
-        if self._keeper is not None:
-            self._keeper.terminate()
-            self.wait_keeper()
+        if self._supervisor is not None:
+            self._supervisor.terminate()
+            self.wait_supervisor()
         sweep(self.layout.state)
 
-    def wait_keeper(self) -> None:
-        """Wait until the keeper has ended, and forget it."""
-        if self._keeper is not None:
-            self._keeper.wait(30)
-            if self._keeper.stdin is not None:
-                self._keeper.stdin.close()
+    def wait_supervisor(self) -> None:
+        """Wait until the supervisor has ended and cleaned up."""
+        if self._supervisor is not None:
+            self._supervisor.wait(30)
+            if self._supervisor.stdin is not None:
+                self._supervisor.stdin.close()
 
-    def kept(self) -> dict[str, Any]:
-        """Read what the keeper wrote of itself."""
-        kept: dict[str, Any] = json.loads((self.layout.state / "keeper.json").read_text())
-        return kept
+    def supervisor_info(self) -> dict[str, Any]:
+        """Return the process ids of `supervisor` and `init` (the first process), and the API's `port` on loopback."""
+        info: dict[str, Any] = json.loads((self.layout.state / "supervisor.json").read_text())
+        return info
 
     def api_ready(self) -> bool:
-        """Ask the API server whether it is ready."""
         context = ssl.create_default_context(cafile=str(self.layout.state / "pki/ca.crt"))
         token = (self.layout.state / "admin.token").read_text()
-        address = f"https://127.0.0.1:{self.kept()['port']}/readyz"
+        address = f"https://127.0.0.1:{self.supervisor_info()['port']}/readyz"
         request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
         try:
             with urllib.request.urlopen(request, timeout=5, context=context) as answer:  # noqa: S310
@@ -192,7 +191,7 @@ class RealCluster:
             return False
 
     def import_image(self, archive: Path) -> None:
-        """Give the node an image."""
+        """Load an image archive into the node's containerd."""
         done = self._import(archive)
         if done.returncode:
             raise ClusterError(f"{archive} was not imported: {done.stderr.strip()}")
@@ -214,29 +213,28 @@ class RealCluster:
         )
 
     def until(self, what: str, condition: Callable[[], bool], log: str, timeout_s: float = READY_S) -> None:
-        """Wait for a condition; on a timeout, show the end of the log that should say why."""
+        """Wait for a condition; on a timeout the error shows the end of this program's log."""
         deadline = time.monotonic() + timeout_s
         while not condition():
-            if self._keeper is not None and self._keeper.poll() is not None:
+            if self._supervisor is not None and self._supervisor.poll() is not None:
                 raise ClusterError(f"the cluster ended while waiting for {what}")
             if time.monotonic() > deadline:
                 raise ClusterError(f"waited {timeout_s:.0f} s for {what}; the end of its log:\n{self.log_end(log)}")
             time.sleep(POLL_S)
 
     def log_end(self, name: str, lines: int = 30) -> str:
-        """Give the last lines of a program's log."""
         file = self.layout.logs / f"{name}.log"
         return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else "(no log)"
 
 
-def start_keeper(place: Layout, *, detached: bool) -> "subprocess.Popen[bytes]":
-    """Write everything a cluster needs into its folder and start its keeper; attached, it ends with this process."""
-    write_order(place, layout.prepare(place))
+def start_supervisor(place: Layout, *, detached: bool) -> "subprocess.Popen[bytes]":
+    """Write a cluster's files and start its supervisor; unless detached, it ends with this process."""
+    write_spec(place, layout.prepare(place))
     images.archive(place.debian / "bin/busybox", place.state / "images.tar")
     mode = "detached" if detached else "attached"
-    with (place.logs / "keeper.log").open("ab") as log:
+    with (place.logs / "supervisor.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.supervisor", str(place.state / "order.json"), mode],
+            [sys.executable, "-m", "tests.cluster.supervisor", str(place.state / layout.SPEC_FILE), mode],
             cwd=ROOT,
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
             stdout=log,
@@ -246,9 +244,9 @@ def start_keeper(place: Layout, *, detached: bool) -> "subprocess.Popen[bytes]":
         )
 
 
-def write_order(place: Layout, programs: dict[str, layout.Program]) -> None:
-    """Write down all that the keeper and the first process need to know."""
-    order = {
+def write_spec(place: Layout, programs: dict[str, layout.Program]) -> None:
+    """Write the file from which supervisor and first process learn what to run."""
+    spec = {
         "ident": place.ident,
         "state": str(place.state),
         "kubernetes": str(place.kubernetes),
@@ -262,23 +260,26 @@ def write_order(place: Layout, programs: dict[str, layout.Program]) -> None:
         "keep": [str(ROOT), sys.prefix, sys.base_prefix, str(toolchain.cache_dir()), str(place.state)],
         "programs": {name: msgspec.to_builtins(program) for name, program in programs.items()},
     }
-    (place.state / "order.json").write_text(json.dumps(order))
+    (place.state / layout.SPEC_FILE).write_text(json.dumps(spec))
 
 
 def sweep(state: Path) -> None:
-    """Remove what a cluster left whose keeper and first process were both killed; a folder of others is spared."""
+    """Remove what is left of a cluster whose supervisor and first process were both killed.
+
+    ClusterError if the folder is not a cluster's: a mistyped path must not delete other files.
+    """
     if not state.exists():
         return
-    order = state / "order.json"
-    if order.exists():
-        cgroups.remove(json.loads(order.read_text())["cgroup"])
-    elif any(entry.name not in OURS for entry in state.iterdir()):
-        raise ClusterError(f"{state} holds something else than a cluster: name another folder")
+    spec = state / layout.SPEC_FILE
+    if spec.exists():
+        cgroups.remove(json.loads(spec.read_text())["cgroup"])
+    elif any(entry.name not in OUR_FOLDERS for entry in state.iterdir()):
+        raise ClusterError(f"{state} is not the folder of a cluster: name another one")
     subprocess.run(["rm", "-rf", "--one-file-system", str(state)], check=True)
 
 
 def why_no_cluster() -> str:
-    """Say why no real cluster can be started here; empty if one can."""
+    """Return why no real cluster can be started on this machine; empty if one can."""
     if sys.platform != "linux":
         return f"needs Linux, and this is {sys.platform}"
     return "" if os.geteuid() == 0 else "needs root, for namespaces, mounts and cgroups"

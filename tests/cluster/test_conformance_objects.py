@@ -1,4 +1,4 @@
-"""Objects: what an API server does to them, and the cluster in memory as well."""
+"""Objects: what an API server does to them, and the in-memory cluster likewise."""
 
 import re
 import threading
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from cluster import api
 from cluster.errors import AlreadyExists, Conflict, NotFound, Rejected
 from cluster.interface import Cluster, Selector
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, VALIDATING_WEBHOOKS, Metadata, Pod
@@ -15,7 +16,6 @@ from tests.waiting import eventually
 
 
 def test_a_created_object_has_identity_and_version(cluster: Cluster, namespace: str) -> None:
-    """A uid, a time, a version; what was read again is what was created."""
     created = cluster.create(CONFIG_MAPS, config_map(namespace, "one", key="value"))
     assert re.fullmatch(r"[0-9a-f-]{36}", created.metadata.uid)
     assert created.metadata.resource_version.isdecimal()
@@ -24,22 +24,20 @@ def test_a_created_object_has_identity_and_version(cluster: Cluster, namespace: 
 
 
 def test_a_name_can_be_generated(cluster: Cluster, namespace: str) -> None:
-    """Two pods of one template get different names."""
     made = [cluster.create(PODS, pod(namespace)) for _ in range(2)]
     assert made[0].metadata.name != made[1].metadata.name
     assert all(re.fullmatch(r"pod-[bcdfghjklmnpqrstvwxz2456789]{5}", each.metadata.name) for each in made)
 
 
-def test_a_name_is_taken_once(cluster: Cluster, namespace: str) -> None:
-    """The second create is refused and changes nothing."""
+def test_a_name_can_be_used_once(cluster: Cluster, namespace: str) -> None:
+    """The second create fails and changes nothing."""
     first = cluster.create(CONFIG_MAPS, config_map(namespace, "one", key="first"))
     with pytest.raises(AlreadyExists):
         cluster.create(CONFIG_MAPS, config_map(namespace, "one", key="second"))
     assert cluster.get(CONFIG_MAPS, "one", namespace) == first
 
 
-def test_a_deleted_name_comes_back_as_another_object(cluster: Cluster, namespace: str) -> None:
-    """Names return, uids do not."""
+def test_a_deleted_name_can_be_used_again_with_another_uid(cluster: Cluster, namespace: str) -> None:
     first = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     cluster.delete(CONFIG_MAPS, "one", namespace)
     second = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
@@ -47,8 +45,7 @@ def test_a_deleted_name_comes_back_as_another_object(cluster: Cluster, namespace
     assert int(first.metadata.resource_version) < int(second.metadata.resource_version)
 
 
-def test_what_is_not_there_is_not_found(cluster: Cluster, namespace: str) -> None:
-    """Reading, patching, deleting, and creating in a namespace that does not exist."""
+def test_a_missing_object_or_namespace_is_not_found(cluster: Cluster, namespace: str) -> None:
     for attempt in (
         lambda: cluster.get(CONFIG_MAPS, "none", namespace),
         lambda: cluster.patch(CONFIG_MAPS, "none", namespace, {"data": {}}),
@@ -60,25 +57,23 @@ def test_what_is_not_there_is_not_found(cluster: Cluster, namespace: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["Upper", "under_score", "-dash", "x" * 254])
-def test_a_name_that_is_none_is_refused(cluster: Cluster, namespace: str, name: str) -> None:
-    """DNS names in lower case only."""
+def test_an_invalid_name_is_rejected(cluster: Cluster, namespace: str, name: str) -> None:
     with pytest.raises(Rejected):
         cluster.create(CONFIG_MAPS, config_map(namespace, name))
 
 
-def test_an_update_swaps_only_what_was_read(cluster: Cluster, namespace: str) -> None:
-    """Of two writers that read the same version, one wins and the other is told."""
+def test_an_update_of_a_changed_object_conflicts(cluster: Cluster, namespace: str) -> None:
+    """Of two writers that read the same version, one succeeds and the other gets a Conflict."""
     read = cluster.create(CONFIG_MAPS, config_map(namespace, "one", n="0"))
-    won = cluster.update(CONFIG_MAPS, replace(read, data={"n": "1"}))
+    first = cluster.update(CONFIG_MAPS, replace(read, data={"n": "1"}))
     with pytest.raises(Conflict):
         cluster.update(CONFIG_MAPS, replace(read, data={"n": "2"}))
-    assert cluster.get(CONFIG_MAPS, "one", namespace) == won
-    assert won.data == {"n": "1"}
-    assert won.metadata.uid == read.metadata.uid
+    assert cluster.get(CONFIG_MAPS, "one", namespace) == first
+    assert first.data == {"n": "1"}
+    assert first.metadata.uid == read.metadata.uid
 
 
 def test_an_update_of_a_recreated_object_conflicts(cluster: Cluster, namespace: str) -> None:
-    """The same name is not the same object."""
     read = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     cluster.delete(CONFIG_MAPS, "one", namespace)
     cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
@@ -87,13 +82,13 @@ def test_an_update_of_a_recreated_object_conflicts(cluster: Cluster, namespace: 
 
 
 def test_an_update_that_changes_nothing_keeps_the_version(cluster: Cluster, namespace: str) -> None:
-    """And so wakes nobody up."""
+    """And causes no watch event."""
     read = cluster.create(CONFIG_MAPS, config_map(namespace, "one", n="0"))
     assert cluster.update(CONFIG_MAPS, read).metadata.resource_version == read.metadata.resource_version
 
 
-def test_an_update_without_a_version_or_of_a_partial_kind_is_a_fault(cluster: Cluster, namespace: str) -> None:
-    """Blind writes and writes that drop unknown fields cannot be made through the interface."""
+def test_an_update_without_a_version_or_of_a_partial_kind_is_a_type_error(cluster: Cluster, namespace: str) -> None:
+    """The interface does not offer blind writes, nor writes that drop unknown fields."""
     cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     with pytest.raises(TypeError, match="resourceVersion"):
         cluster.update(CONFIG_MAPS, config_map(namespace, "one"))
@@ -102,7 +97,6 @@ def test_an_update_without_a_version_or_of_a_partial_kind_is_a_fault(cluster: Cl
 
 
 def test_a_patch_merges_and_null_removes(cluster: Cluster, namespace: str) -> None:
-    """RFC 7386."""
     cluster.create(CONFIG_MAPS, config_map(namespace, "one", a="1", b="2"))
     patched = cluster.patch(
         CONFIG_MAPS, "one", namespace, {"data": {"a": None, "c": "3"}, "metadata": {"labels": {"x": "y"}}}
@@ -112,7 +106,6 @@ def test_a_patch_merges_and_null_removes(cluster: Cluster, namespace: str) -> No
 
 
 def test_a_patch_with_a_version_is_compare_and_swap(cluster: Cluster, namespace: str) -> None:
-    """The version in the patch has to be the present one."""
     read = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     change = {"metadata": {"resourceVersion": read.metadata.resource_version}, "data": {"n": "1"}}
     assert cluster.patch(CONFIG_MAPS, "one", namespace, change).data == {"n": "1"}
@@ -120,9 +113,9 @@ def test_a_patch_with_a_version_is_compare_and_swap(cluster: Cluster, namespace:
         cluster.patch(CONFIG_MAPS, "one", namespace, change)
 
 
-def test_fields_are_applied_by_name(cluster: Cluster) -> None:
-    """Only what is named changes; and only of the object that was meant."""
-    hooks = [unused_hook(name) for name in ("one.quotient.dev", "two.quotient.dev")]
+def test_apply_merges_list_entries_by_name(cluster: Cluster) -> None:
+    """Other entries stay as they are; and an object that was deleted or replaced is a Conflict."""
+    hooks = [unused_webhook(name) for name in ("one.quotient.dev", "two.quotient.dev")]
     made = cluster.create(VALIDATING_WEBHOOKS, {"metadata": {"name": "applied"}, "webhooks": hooks})
     try:
         fields = {"webhooks": [{"name": "two.quotient.dev", "failurePolicy": "Fail"}]}
@@ -142,8 +135,8 @@ def test_fields_are_applied_by_name(cluster: Cluster) -> None:
         cluster.delete(VALIDATING_WEBHOOKS, "applied")
 
 
-def unused_hook(name: str) -> dict[str, Any]:
-    """Write a webhook that nothing is asked of."""
+def unused_webhook(name: str) -> dict[str, Any]:
+    """Return a webhook whose rules match nothing."""
     rule = {"apiGroups": ["test.quotient.dev"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["tests"]}
     return {
         "name": name,
@@ -155,8 +148,7 @@ def unused_hook(name: str) -> dict[str, Any]:
     }
 
 
-def test_patches_made_at_once_are_all_there(cluster: Cluster, namespace: str) -> None:
-    """A patch without a version never undoes another one."""
+def test_concurrent_patches_are_all_applied(cluster: Cluster, namespace: str) -> None:
     cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
 
     def patch(writer: int) -> None:
@@ -171,8 +163,8 @@ def test_patches_made_at_once_are_all_there(cluster: Cluster, namespace: str) ->
     assert len(cluster.get(CONFIG_MAPS, "one", namespace).data) == 80
 
 
-def test_of_updates_made_at_once_one_wins_each_time(cluster: Cluster, namespace: str) -> None:
-    """Compare-and-swap: a counter that four writers raise loses nothing."""
+def test_of_concurrent_updates_of_one_version_one_succeeds(cluster: Cluster, namespace: str) -> None:
+    """So a counter that four writers increment by compare-and-swap loses no increment."""
     cluster.create(CONFIG_MAPS, config_map(namespace, "counter", n="0"))
 
     def count() -> None:
@@ -193,8 +185,7 @@ def test_of_updates_made_at_once_one_wins_each_time(cluster: Cluster, namespace:
     assert cluster.get(CONFIG_MAPS, "counter", namespace).data == {"n": "40"}
 
 
-def test_status_and_the_rest_are_written_apart(cluster: Cluster, namespace: str) -> None:
-    """A patch of the pod leaves its status alone, and a patch of the status its spec."""
+def test_status_and_spec_are_patched_separately(cluster: Cluster, namespace: str) -> None:
     cluster.create(PODS, pod(namespace, "p"))
     both = {"metadata": {"labels": {"a": "b"}}, "status": {"phase": "Running"}}
     assert cluster.patch(PODS, "p", namespace, both).status.phase == "Pending"
@@ -202,24 +193,23 @@ def test_status_and_the_rest_are_written_apart(cluster: Cluster, namespace: str)
     assert (patched.status.phase, patched.metadata.labels) == ("Running", {"a": "b"})
 
 
-def test_a_stored_pod_keeps_its_spec(cluster: Cluster, namespace: str) -> None:
-    """Resources cannot be changed behind the quota's back."""
+def test_the_resources_of_a_stored_pod_cannot_be_changed(cluster: Cluster, namespace: str) -> None:
+    """So an admitted pod cannot outgrow its charge."""
     cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": "1"}))
     other = [{"name": "c0", "image": "example/image", "resources": {"limits": {"example.com/gpu": "2"}}}]
     with pytest.raises(Rejected):
         cluster.patch(PODS, "p", namespace, {"spec": {"containers": other}})
 
 
-def test_a_dry_run_answers_as_if_and_stores_nothing(cluster: Cluster, namespace: str) -> None:
-    """It has a uid, and is not there."""
+def test_a_dry_run_returns_the_object_and_stores_nothing(cluster: Cluster, namespace: str) -> None:
     tried = cluster.create(PODS, pod(namespace, "p"), dry_run=True)
     assert tried.metadata.uid
     with pytest.raises(NotFound):
         cluster.get(PODS, "p", namespace)
 
 
-def test_a_delete_with_a_uid_hits_only_that_object(cluster: Cluster, namespace: str) -> None:
-    """A successor of the same name is spared."""
+def test_a_delete_with_a_uid_deletes_only_that_object(cluster: Cluster, namespace: str) -> None:
+    """And not another one that has its name by now."""
     made = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     with pytest.raises(Conflict):
         cluster.delete(CONFIG_MAPS, "one", namespace, uid="11111111-2222-3333-4444-555555555555")
@@ -228,8 +218,8 @@ def test_a_delete_with_a_uid_hits_only_that_object(cluster: Cluster, namespace: 
         cluster.get(CONFIG_MAPS, "one", namespace)
 
 
-def test_a_pod_without_a_node_is_deleted_at_once_and_one_with_a_node_waits(cluster: Cluster, namespace: str) -> None:
-    """A kubelet has to stop it; until then it is marked, with the grace it has."""
+def test_a_bound_pod_is_deleted_gracefully_and_an_unbound_one_at_once(cluster: Cluster, namespace: str) -> None:
+    """The kubelet has to stop it first; until then it has a deletion timestamp and a grace period."""
     cluster.create(PODS, pod(namespace, "free"))
     bound = cluster.create(PODS, pod(namespace, "bound"))
     cluster.bind("bound", namespace, "no-such-node", uid=bound.metadata.uid, annotations={})
@@ -241,11 +231,10 @@ def test_a_pod_without_a_node_is_deleted_at_once_and_one_with_a_node_waits(clust
     assert waiting.deletion_timestamp
     assert waiting.deletion_grace_period_seconds == 300
     cluster.delete(PODS, "bound", namespace, grace_s=0)
-    eventually(lambda: "bound" not in names(cluster, namespace), "the bound pod to go")
+    eventually(lambda: "bound" not in names(cluster, namespace), "the bound pod to be gone")
 
 
-def test_finalizers_hold_an_object_until_they_are_removed(cluster: Cluster, namespace: str) -> None:
-    """Deleted, it is marked; released, it is gone."""
+def test_an_object_with_finalizers_is_deleted_when_they_are_removed(cluster: Cluster, namespace: str) -> None:
     held = config_map(namespace, "one")
     held = replace(held, metadata=replace(held.metadata, finalizers=["quotient.dev/test"]))
     cluster.create(CONFIG_MAPS, held)
@@ -257,7 +246,7 @@ def test_finalizers_hold_an_object_until_they_are_removed(cluster: Cluster, name
 
 
 def test_a_bind_sets_node_and_annotations_in_one_write(cluster: Cluster, namespace: str) -> None:
-    """The placement is there from the first moment the pod has a node."""
+    """So a bound pod always has its placement."""
     made = cluster.create(PODS, pod(namespace, "p", metadata={"annotations": {"kept": "yes"}}))
     cluster.bind("p", namespace, "node-x", uid=made.metadata.uid, annotations={"example.com/placement": "{}"})
     bound = cluster.get(PODS, "p", namespace)
@@ -265,8 +254,8 @@ def test_a_bind_sets_node_and_annotations_in_one_write(cluster: Cluster, namespa
     assert bound.metadata.annotations == {"kept": "yes", "example.com/placement": "{}"}
 
 
-def test_a_pod_is_bound_once_and_only_the_one_that_was_meant(cluster: Cluster, namespace: str) -> None:
-    """A late bind of another leader, or of a pod that was replaced, is a conflict."""
+def test_a_bind_of_a_bound_or_replaced_pod_conflicts(cluster: Cluster, namespace: str) -> None:
+    """As with a late bind of a former leader."""
     made = cluster.create(PODS, pod(namespace, "p"))
     with pytest.raises(Conflict):
         cluster.bind("p", namespace, "node-x", uid="11111111-2222-3333-4444-555555555555", annotations={})
@@ -276,8 +265,8 @@ def test_a_pod_is_bound_once_and_only_the_one_that_was_meant(cluster: Cluster, n
     assert "late" not in cluster.get(PODS, "p", namespace).metadata.annotations
 
 
-def test_defaults_are_filled_in_and_quantities_made_canonical(cluster: Cluster, namespace: str) -> None:
-    """What components see is not what was typed."""
+def test_defaults_are_set_and_quantities_made_canonical(cluster: Cluster, namespace: str) -> None:
+    """What components read differs from the manifest."""
     made = cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": 1000, "memory": "8192Mi"}))
     resources = (made.spec.containers or [])[0].resources
     assert resources is not None
@@ -287,8 +276,8 @@ def test_defaults_are_filled_in_and_quantities_made_canonical(cluster: Cluster, 
 
 
 @pytest.mark.parametrize("amount", ["1_000", "NaN", "1 Gi", "8GB"])
-def test_what_is_no_quantity_is_refused(cluster: Cluster, namespace: str, amount: str) -> None:
-    """Before anybody's hook sees it."""
+def test_an_invalid_quantity_is_rejected(cluster: Cluster, namespace: str, amount: str) -> None:
+    """Before any webhook is called."""
     with pytest.raises(Rejected):
         cluster.create(PODS, gpu_pod(namespace, "p", **{"example.com/gpu": amount}))
 
@@ -296,16 +285,15 @@ def test_what_is_no_quantity_is_refused(cluster: Cluster, namespace: str, amount
 MALFORMED = {
     "no spec": {"spec": None},
     "no containers": {"spec": {}},
-    "containers that are no list": {"spec": {"containers": "c"}},
-    "a container that is no mapping": {"spec": {"containers": [5]}},
-    "limits that are no mapping": {"spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": [1]}}]}},
-    "an annotation that is no text": {"metadata": {"name": "p", "annotations": {"a": 50}}},
+    "containers that are text": {"spec": {"containers": "c"}},
+    "a container that is a number": {"spec": {"containers": [5]}},
+    "limits that are a list": {"spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": [1]}}]}},
+    "an annotation that is a number": {"metadata": {"name": "p", "annotations": {"a": 50}}},
 }
 
 
 @pytest.mark.parametrize("changes", MALFORMED.values(), ids=MALFORMED.keys())
-def test_what_has_not_the_shape_of_a_pod_is_refused(cluster: Cluster, namespace: str, changes: dict[str, Any]) -> None:
-    """With an answer, not a crash."""
+def test_a_malformed_pod_is_rejected(cluster: Cluster, namespace: str, changes: dict[str, Any]) -> None:
     made = pod(namespace, "p")
     made["metadata"] |= changes.get("metadata", {})
     if "spec" in changes:
@@ -315,13 +303,13 @@ def test_what_has_not_the_shape_of_a_pod_is_refused(cluster: Cluster, namespace:
 
 
 def test_nulls_count_as_absent(cluster: Cluster, namespace: str) -> None:
-    """As in `annotations:` with nothing behind it."""
+    """As in YAML's `annotations:` without a value."""
     made = pod(namespace, "p", metadata={"annotations": None, "labels": None})
     assert cluster.create(PODS, made).metadata.annotations == {}
 
 
-def test_one_object_has_to_be_named(cluster: Cluster, namespace: str) -> None:
-    """An empty name would mean all of them, to a delete as well."""
+def test_calls_for_one_object_need_its_name_and_namespace(cluster: Cluster, namespace: str) -> None:
+    """The API would take an empty name for the whole collection, also in a delete."""
     cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     for attempt in (
         lambda: cluster.get(CONFIG_MAPS, "", namespace),
@@ -336,24 +324,24 @@ def test_one_object_has_to_be_named(cluster: Cluster, namespace: str) -> None:
 
 
 UNCREATABLE: dict[str, dict[str, Any]] = {
-    "part of an extended resource": {"limits": {"example.com/gpu": "0.3"}},
-    "requests other than limits": {"limits": {"example.com/gpu": "2"}, "requests": {"example.com/gpu": "1"}},
+    "a fraction of an extended resource": {"limits": {"example.com/gpu": "0.3"}},
+    "requests that differ from limits": {"limits": {"example.com/gpu": "2"}, "requests": {"example.com/gpu": "1"}},
     "requests without limits": {"requests": {"example.com/gpu": "1"}},
 }
 
 
 @pytest.mark.parametrize("resources", UNCREATABLE.values(), ids=UNCREATABLE.keys())
-def test_extended_resources_are_whole_and_not_overcommitted(
+def test_extended_resources_must_be_whole_and_requests_equal_to_limits(
     cluster: Cluster, namespace: str, resources: dict[str, Any]
 ) -> None:
-    """Checked after admission, so a hook may still put it right."""
+    """Checked after admission, so a mutating webhook may still correct them."""
     containers = [{"name": "c0", "image": "i", "resources": resources}]
     with pytest.raises(Rejected):
         cluster.create(PODS, pod(namespace, "p", spec={"containers": containers}))
 
 
-def test_what_is_too_large_or_misshapen_is_refused(cluster: Cluster, namespace: str) -> None:
-    """A ledger, a placement and a label have limits."""
+def test_objects_that_are_too_large_or_invalid_are_rejected(cluster: Cluster, namespace: str) -> None:
+    """Limits that ledgers, placements and labels have to respect."""
     for made in (
         config_map(namespace, "large", data="x" * (1024 * 1024 + 1)),
         replace(config_map(namespace, "m"), metadata=Metadata(name="m", namespace=namespace, labels={"a": "b c"})),
@@ -371,16 +359,16 @@ def test_what_is_too_large_or_misshapen_is_refused(cluster: Cluster, namespace: 
         cluster.create(NAMESPACES, {"metadata": {"name": "a.b"}})
 
 
-def test_an_immutable_config_map_stays(cluster: Cluster, namespace: str) -> None:
-    """Also its mark."""
+def test_an_immutable_config_map_cannot_be_changed(cluster: Cluster, namespace: str) -> None:
+    """Nor made mutable again."""
     made = cluster.create(CONFIG_MAPS, replace(config_map(namespace, "one", a="1"), immutable=True))
     for changed in (replace(made, data={"a": "2"}), replace(made, immutable=None)):
         with pytest.raises(Rejected):
             cluster.update(CONFIG_MAPS, changed)
 
 
-def test_what_is_the_servers_own_cannot_be_written(cluster: Cluster, namespace: str) -> None:
-    """Names, times, and the mark of deletion."""
+def test_fields_of_the_server_cannot_be_changed(cluster: Cluster, namespace: str) -> None:
+    """A changed name is rejected; uid and creation time are ignored."""
     made = cluster.create(CONFIG_MAPS, config_map(namespace, "one"))
     for metadata in ({"name": "other"}, {"namespace": "default"}):
         with pytest.raises(Rejected):
@@ -389,8 +377,8 @@ def test_what_is_the_servers_own_cannot_be_written(cluster: Cluster, namespace: 
     assert cluster.get(CONFIG_MAPS, "one", namespace).metadata == made.metadata
 
 
-def test_no_finalizer_is_added_to_what_is_being_deleted(cluster: Cluster, namespace: str) -> None:
-    """And deleting it again changes nothing."""
+def test_no_finalizer_can_be_added_to_an_object_that_is_being_deleted(cluster: Cluster, namespace: str) -> None:
+    """And a second delete changes nothing."""
     held = config_map(namespace, "one")
     cluster.create(CONFIG_MAPS, replace(held, metadata=replace(held.metadata, finalizers=["quotient.dev/test"])))
     cluster.delete(CONFIG_MAPS, "one", namespace)
@@ -403,8 +391,8 @@ def test_no_finalizer_is_added_to_what_is_being_deleted(cluster: Cluster, namesp
     cluster.patch(CONFIG_MAPS, "one", namespace, {"metadata": {"finalizers": None}})
 
 
-def test_grace_is_only_ever_cut_short(cluster: Cluster, namespace: str) -> None:
-    """A second delete does not give a pod more time."""
+def test_a_grace_period_can_only_be_shortened(cluster: Cluster, namespace: str) -> None:
+    """By a second delete."""
     made = cluster.create(PODS, pod(namespace, "p"))
     cluster.bind("p", namespace, "no-such-node", uid=made.metadata.uid, annotations={})
     cluster.delete(PODS, "p", namespace, grace_s=20)
@@ -415,34 +403,32 @@ def test_grace_is_only_ever_cut_short(cluster: Cluster, namespace: str) -> None:
     cluster.delete(PODS, "p", namespace, grace_s=0)
 
 
-def test_a_new_pod_has_not_begun(cluster: Cluster, namespace: str) -> None:
-    """Whatever its author writes into its status."""
+def test_the_status_of_a_new_pod_is_ignored(cluster: Cluster, namespace: str) -> None:
     assert cluster.create(PODS, pod(namespace, "p", status={"phase": "Running"})).status.phase == "Pending"
 
 
 def test_a_gated_pod_cannot_be_bound(cluster: Cluster, namespace: str) -> None:
-    """Whoever gated it is not done."""
     gates = [{"name": "quotient.dev/test"}]
     made = cluster.create(PODS, pod(namespace, "p", spec={"schedulingGates": gates}))
     with pytest.raises(Conflict):
         cluster.bind("p", namespace, "node-x", uid=made.metadata.uid, annotations={})
 
 
-def test_a_long_prefix_is_cut_for_a_generated_name(cluster: Cluster, namespace: str) -> None:
-    """So that pods' names fit where they are used as labels."""
+def test_a_long_prefix_of_a_generated_name_is_cut(cluster: Cluster, namespace: str) -> None:
+    """So that the name can be used as a label's value."""
     made = cluster.create(PODS, pod(namespace, metadata={"generateName": "x" * 70}))
     assert len(made.metadata.name) == 63
 
 
-def test_a_namespace_carries_its_name_as_a_label(cluster: Cluster, namespace: str) -> None:
-    """The label that a webhook configuration selects by."""
-    found = cluster.get(NAMESPACES, namespace)
-    assert found.metadata.labels["kubernetes.io/metadata.name"] == namespace
-    assert found.status.phase == "Active"
+def test_a_namespace_has_its_name_as_a_label(cluster: Cluster, namespace: str) -> None:
+    """Webhook configurations select namespaces by it."""
+    created = cluster.get(NAMESPACES, namespace)
+    assert created.metadata.labels["kubernetes.io/metadata.name"] == namespace
+    assert created.status.phase == "Active"
 
 
-def test_a_namespace_waits_for_what_finalizers_hold(cluster: Cluster) -> None:
-    """Meanwhile nothing new is made in it."""
+def test_a_namespace_terminates_when_the_finalizers_in_it_are_removed(cluster: Cluster) -> None:
+    """Until then no object can be created in it."""
     cluster.create(NAMESPACES, {"metadata": {"name": "held"}})
     held = config_map("held", "one")
     cluster.create(CONFIG_MAPS, replace(held, metadata=replace(held.metadata, finalizers=["quotient.dev/test"])))
@@ -450,27 +436,27 @@ def test_a_namespace_waits_for_what_finalizers_hold(cluster: Cluster) -> None:
     assert cluster.get(NAMESPACES, "held").status.phase == "Terminating"
     with pytest.raises(Rejected):
         cluster.create(CONFIG_MAPS, config_map("held", "two"))
-    eventually(lambda: cluster.get(CONFIG_MAPS, "one", "held").metadata.deletion_timestamp, "the mark")
+    eventually(lambda: cluster.get(CONFIG_MAPS, "one", "held").metadata.deletion_timestamp, "the deletion timestamp")
     cluster.patch(CONFIG_MAPS, "one", "held", {"metadata": {"finalizers": None}})
     eventually(
-        lambda: "held" not in {each.metadata.name for each in cluster.list(NAMESPACES).items}, "the namespace to go"
+        lambda: "held" not in {each.metadata.name for each in cluster.list(NAMESPACES).items},
+        "the namespace to be gone",
     )
 
 
 @pytest.mark.parametrize("selector", ["a=b=c", "a b", "in (x)", "a in x", "=b"])
-def test_a_selector_that_cannot_be_read_is_refused(cluster: Cluster, namespace: str, selector: str) -> None:
-    """It does not quietly select nothing."""
+def test_an_invalid_selector_is_rejected(cluster: Cluster, namespace: str, selector: str) -> None:
+    """It does not silently select nothing."""
     with pytest.raises(Rejected):
         cluster.list(PODS, namespace, Selector(labels=selector))
     with pytest.raises(Rejected):
         cluster.list(PODS, namespace, Selector(fields="spec.no-such-field=x"))
 
 
-def test_lists_are_selected_by_namespace_labels_and_fields(cluster: Cluster, namespace: str) -> None:
-    """As far as components use selectors."""
+def test_lists_are_filtered_by_namespace_labels_and_fields(cluster: Cluster, namespace: str) -> None:
     for name, labels in (("a", {"app": "x"}), ("b", {"app": "y"}), ("c", {})):
         cluster.create(PODS, pod(namespace, name, metadata={"labels": labels}))
-    found = {
+    matches = {
         "app=x": {"a"},
         "app!=x": {"b", "c"},
         "app in (x,y)": {"a", "b"},
@@ -480,15 +466,15 @@ def test_lists_are_selected_by_namespace_labels_and_fields(cluster: Cluster, nam
         "!app": {"c"},
         "app,app!=y": {"a"},
     }
-    for selector, expected in found.items():
+    for selector, expected in matches.items():
         assert names(cluster, namespace, Selector(labels=selector)) == expected, selector
     assert names(cluster, namespace, Selector(fields="metadata.name=b")) == {"b"}
     assert names(cluster, namespace, Selector(fields="spec.nodeName=")) == {"a", "b", "c"}
     assert names(cluster, "default", Selector(labels="app")) == set()
 
 
-def test_a_long_list_comes_whole(cluster: Cluster, namespace: str) -> None:
-    """Also when it takes several pages."""
+def test_a_list_of_several_pages_is_complete(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "PAGE_SIZE", 100)
     for number in range(520):
         cluster.create(CONFIG_MAPS, config_map(namespace, f"m-{number}"))
     listing = cluster.list(CONFIG_MAPS, namespace, Selector(fields="metadata.name!=kube-root-ca.crt"))
@@ -496,7 +482,7 @@ def test_a_long_list_comes_whole(cluster: Cluster, namespace: str) -> None:
 
 
 def test_cluster_wide_objects_have_no_namespace(cluster: Cluster) -> None:
-    """Nodes, for one; their status is written apart."""
+    """Nodes, for example; their status is patched separately."""
     cluster.create(NODES, {"metadata": {"name": "n-1", "labels": {"a": "b"}}})
     status = {"status": {"allocatable": {"example.com/gpu": "8"}, "capacity": {"example.com/gpu": "8"}}}
     patched = cluster.patch(NODES, "n-1", "", status, subresource="status")
@@ -505,17 +491,16 @@ def test_cluster_wide_objects_have_no_namespace(cluster: Cluster) -> None:
     cluster.delete(NODES, "n-1")
 
 
-def test_a_namespace_takes_its_objects_along(cluster: Cluster) -> None:
-    """Nothing outlives its namespace."""
-    cluster.create(NAMESPACES, {"metadata": {"name": "doomed"}})
-    cluster.create(CONFIG_MAPS, config_map("doomed", "one"))
-    cluster.delete(NAMESPACES, "doomed")
+def test_the_objects_of_a_namespace_are_deleted_with_it(cluster: Cluster) -> None:
+    cluster.create(NAMESPACES, {"metadata": {"name": "deleted"}})
+    cluster.create(CONFIG_MAPS, config_map("deleted", "one"))
+    cluster.delete(NAMESPACES, "deleted")
     eventually(
-        lambda: "doomed" not in {each.metadata.name for each in cluster.list(NAMESPACES).items}, "the namespace to go"
+        lambda: "deleted" not in {each.metadata.name for each in cluster.list(NAMESPACES).items},
+        "the namespace to be gone",
     )
-    assert cluster.list(CONFIG_MAPS, "doomed").items == []
+    assert cluster.list(CONFIG_MAPS, "deleted").items == []
 
 
 def names(cluster: Cluster, namespace: str, selector: Selector | None = None) -> set[str]:
-    """Name the pods of a namespace."""
     return {item.metadata.name for item in cluster.list(PODS, namespace, selector or Selector()).items}

@@ -1,4 +1,4 @@
-"""Events: one object for each thing that happened, repeats as a count."""
+"""Events: one object for each incident, with a count of its repetitions."""
 
 from cluster.events import WARNING, EventRecorder
 from cluster.in_memory import InMemoryCluster
@@ -18,7 +18,7 @@ def events(cluster: Cluster, made: Pod) -> list[Event]:
     ]
 
 
-def test_an_event_tells_what_happened_to_whom(cluster: Cluster, namespace: str) -> None:
+def test_an_event_names_its_object_reason_and_message(cluster: Cluster, namespace: str) -> None:
     """As `kubectl describe pod` shows it."""
     made = cluster.create(PODS, pod(namespace, "p"))
     EventRecorder(cluster, "test").record(about(made), "QuotaExceeded", "short by 50 cores", type_=WARNING)
@@ -27,24 +27,24 @@ def test_an_event_tells_what_happened_to_whom(cluster: Cluster, namespace: str) 
     assert event.involved_object.name == "p"
 
 
-def test_repeats_are_counted_not_piled_up(cluster: Cluster, namespace: str) -> None:
-    """Also when the event has been swept away meanwhile, and when another process wrote it first."""
+def test_repetitions_are_counted_in_one_event(cluster: Cluster, namespace: str) -> None:
+    """Also after the API server has deleted the event, and after a restart of the process that wrote it."""
     made = cluster.create(PODS, pod(namespace, "p"))
     recorder = EventRecorder(cluster, "test")
     for _ in range(3):
-        recorder.record(about(made), "Waiting", "no room")
+        recorder.record(about(made), "Waiting", "no free GPU")
     assert [event.count for event in events(cluster, made)] == [3]
     cluster.delete(EVENTS, events(cluster, made)[0].metadata.name, namespace)
-    recorder.record(about(made), "Waiting", "no room")
+    recorder.record(about(made), "Waiting", "no free GPU")
     assert [event.count for event in events(cluster, made)] == [4]
-    successor = EventRecorder(cluster, "test")
+    restarted = EventRecorder(cluster, "test")
     for _ in range(2):
-        successor.record(about(made), "Waiting", "no room")
-    assert [event.count for event in events(cluster, made)] == [6], "a restart does not begin to count anew"
+        restarted.record(about(made), "Waiting", "no free GPU")
+    assert [event.count for event in events(cluster, made)] == [6], "a restarted process continues the count"
     assert recorder.failures == 0
 
 
-def test_different_words_are_different_events(cluster: Cluster, namespace: str) -> None:
+def test_different_messages_are_different_events(cluster: Cluster, namespace: str) -> None:
     """The numbers in a message matter."""
     made = cluster.create(PODS, pod(namespace, "p"))
     recorder = EventRecorder(cluster, "test")
@@ -53,8 +53,8 @@ def test_different_words_are_different_events(cluster: Cluster, namespace: str) 
     assert len(events(cluster, made)) == 2
 
 
-def test_an_event_that_cannot_be_written_is_counted_and_harms_nobody() -> None:
-    """Its namespace may be gone."""
+def test_an_event_that_cannot_be_written_is_counted_and_raises_nothing() -> None:
+    """Its namespace may be deleted."""
     recorder = EventRecorder(InMemoryCluster(), "test")
     recorder.record(ObjectReference("v1", "Pod", "gone", "p", "uid"), "Late", "x" * 5000)
     assert recorder.failures == 1

@@ -1,4 +1,4 @@
-"""Leader election: never two at once by their own clocks, and soon another when one is gone."""
+"""Leader election: never two leaders at once by their own clocks, and soon a new one when the leader is gone."""
 
 import threading
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from cluster.objects import LEASES
 from tests.waiting import eventually
 from vcuda.decision import Unavailable
 
-BRISK = ElectionTimings(lease_s=12, renew_s=8, retry_s=0.1)
-TERMS = ElectionTimings()
+QUICK = ElectionTimings(lease_s=12, renew_s=8, retry_s=0.1)
+TIMINGS = ElectionTimings()
 
 
-class Clock:
-    """A clock that a test moves."""
+class FakeClock:
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -27,56 +27,54 @@ class Clock:
         return self.now
 
 
-class Cuttable(InMemoryCluster):
-    """A cluster that can be out of reach for one of its users only."""
+class Disconnectable(InMemoryCluster):
+    """A cluster that can be unreachable for one of its users only."""
 
     def __init__(self, other: InMemoryCluster) -> None:
-        self._other, self.cut = other, False
+        self._other, self.disconnected = other, False
         self.before_call: Callable[[], None] = lambda: None
 
     def __getattribute__(self, name: str) -> Any:
         own = object.__getattribute__(self, "__dict__")
         if name in ("get", "create", "update"):
             own["before_call"]()
-            if own["cut"]:
-                raise Unavailable("out of reach")
+            if own["disconnected"]:
+                raise Unavailable("unreachable")
             return getattr(own["_other"], name)
         return object.__getattribute__(self, name)
 
 
 def elector(
-    cluster: Cluster, identity: str, clock: Callable[[], float], told: list[str] | None = None
+    cluster: Cluster, identity: str, clock: Callable[[], float], events: list[str] | None = None
 ) -> LeaderElector:
-    """Make an elector that a test drives step by step."""
-    heard = told if told is not None else []
+    """Create an elector that is not started: tests call `step`. Its callbacks append to `events`."""
+    calls = events if events is not None else []
     return LeaderElector(
         cluster,
         "leader",
         "default",
         identity,
-        terms=TERMS,
+        timings=TIMINGS,
         clock=clock,
-        on_start=lambda: heard.append(f"{identity} leads"),
-        on_stop=lambda: heard.append(f"{identity} stops"),
+        on_start=lambda: calls.append(f"{identity} leads"),
+        on_stop=lambda: calls.append(f"{identity} stops"),
     )
 
 
-def test_the_first_leads_and_the_others_wait() -> None:
-    """Whoever creates the lease has it."""
-    memory, clock = InMemoryCluster(), Clock()
-    told: list[str] = []
-    a, b = elector(memory, "a", clock, told), elector(memory, "b", clock, told)
+def test_the_replica_that_creates_the_lease_leads() -> None:
+    memory, clock = InMemoryCluster(), FakeClock()
+    events: list[str] = []
+    a, b = elector(memory, "a", clock, events), elector(memory, "b", clock, events)
     a.step()
     b.step()
     assert (a.leading, b.leading) == (True, False)
-    assert told == ["a leads"]
+    assert events == ["a leads"]
     spec = memory.get(LEASES, "leader", "default").spec
     assert (spec.holder_identity, spec.lease_duration_seconds, spec.lease_transitions) == ("a", 15, 0)
 
 
-def test_a_leader_that_renews_stays() -> None:
-    """However long the others wait."""
-    memory, clock = InMemoryCluster(), Clock()
+def test_a_leader_that_renews_stays_leader() -> None:
+    memory, clock = InMemoryCluster(), FakeClock()
     a, b = elector(memory, "a", clock), elector(memory, "b", clock)
     for _ in range(50):
         a.step()
@@ -86,40 +84,40 @@ def test_a_leader_that_renews_stays() -> None:
 
 
 def test_a_leader_that_cannot_renew_stops_before_another_starts() -> None:
-    """Between 10 s and 15 s after its last renewal nobody leads."""
-    memory, clock = InMemoryCluster(), Clock()
-    reach = Cuttable(memory)
-    told: list[str] = []
-    a, b = elector(reach, "a", clock, told), elector(memory, "b", clock, told)
+    """Between 10 s and 15 s after its last renewal there is no leader."""
+    memory, clock = InMemoryCluster(), FakeClock()
+    connection = Disconnectable(memory)
+    events: list[str] = []
+    a, b = elector(connection, "a", clock, events), elector(memory, "b", clock, events)
     a.step()
     b.step()
-    reach.cut = True
+    connection.disconnected = True
     for _ in range(12):
         clock.now += 2
         a.step()
         b.step()
         assert not (a.leading and b.leading)
-    assert told == ["a leads", "a stops", "b leads"]
+    assert events == ["a leads", "a stops", "b leads"]
     assert memory.get(LEASES, "leader", "default").spec.lease_transitions == 1
 
 
 def test_a_slow_renewal_counts_from_before_the_call() -> None:
-    """Others may have seen it the moment the call began."""
-    memory, clock = InMemoryCluster(), Clock()
-    slow = Cuttable(memory)
+    """Other replicas may have seen it the moment the call began."""
+    memory, clock = InMemoryCluster(), FakeClock()
+    slow = Disconnectable(memory)
     a = elector(slow, "a", clock)
     slow.before_call = lambda: setattr(clock, "now", clock.now + 4)
     a.step()
     began = 1000.0
-    clock.now = began + TERMS.renew_s
+    clock.now = began + TIMINGS.renew_s
     assert not a.leading
     clock.now -= 0.001
     assert a.leading
 
 
-def test_a_paused_leader_knows_by_the_clock_alone() -> None:
-    """Stopped and continued, it does not believe itself leader even before its first step."""
-    memory, clock = InMemoryCluster(), Clock()
+def test_a_paused_leader_stops_leading_by_the_clock_alone() -> None:
+    """Suspended and resumed, it does not report to lead even before its first step."""
+    memory, clock = InMemoryCluster(), FakeClock()
     a, b = elector(memory, "a", clock), elector(memory, "b", clock)
     a.step()
     b.step()
@@ -130,23 +128,23 @@ def test_a_paused_leader_knows_by_the_clock_alone() -> None:
     assert (a.leading, b.leading) == (False, True)
 
 
-def test_a_term_that_had_run_out_begins_anew() -> None:
-    """Another may have led meanwhile: whoever leads again has to be told so, even if nobody noticed the pause."""
-    cluster, now, told = InMemoryCluster(), Clock(), []  # type: ignore[var-annotated]
-    paused, other = elector(cluster, "a", now, told), elector(cluster, "b", now, told)
+def test_a_renewal_after_the_term_ran_out_begins_a_new_term() -> None:
+    """Another replica may have led in between, so both callbacks are called, even if this one never noticed."""
+    cluster, now, events = InMemoryCluster(), FakeClock(), []  # type: ignore[var-annotated]
+    paused, other = elector(cluster, "a", now, events), elector(cluster, "b", now, events)
     paused.step()
     other.step()
-    now.now += TERMS.lease_s + 1
+    now.now += TIMINGS.lease_s + 1
     other.step()
     other._release()
     paused.step()
     assert paused.leading
-    assert told == ["a leads", "b leads", "b stops", "a stops", "a leads"]
+    assert events == ["a leads", "b leads", "b stops", "a stops", "a leads"]
 
 
-def test_the_clocks_of_others_do_not_matter() -> None:
-    """Times written in the lease are for people: a holder whose clock is years off is left in peace."""
-    memory, clock = InMemoryCluster(), Clock()
+def test_the_clocks_of_other_machines_do_not_matter() -> None:
+    """Times in the lease are for people: a holder whose clock is years behind keeps its lease."""
+    memory, clock = InMemoryCluster(), FakeClock()
     a, b = elector(memory, "a", clock), elector(memory, "b", clock)
     a.step()
     memory.patch(LEASES, "leader", "default", {"spec": {"renewTime": "2001-01-01T00:00:00.000000Z"}})
@@ -159,9 +157,9 @@ def test_the_clocks_of_others_do_not_matter() -> None:
     assert b.leading
 
 
-def test_of_two_that_reach_for_a_free_lease_one_gets_it() -> None:
-    """Both saw it free; compare-and-swap decides."""
-    memory, clock = InMemoryCluster(), Clock()
+def test_of_two_replicas_that_take_over_a_free_lease_one_succeeds() -> None:
+    """Both see that it is free; the compare-and-swap decides."""
+    memory, clock = InMemoryCluster(), FakeClock()
     first = elector(memory, "gone", clock)
     first.step()
     a, b = elector(memory, "a", clock), elector(memory, "b", clock)
@@ -174,22 +172,21 @@ def test_of_two_that_reach_for_a_free_lease_one_gets_it() -> None:
 
 
 def test_a_deleted_lease_is_not_taken_while_its_holder_may_still_lead() -> None:
-    """Whoever saw it held waits as long as if it were still there."""
-    memory, clock = InMemoryCluster(), Clock()
+    """A replica that saw its holder waits as long as if the lease still existed."""
+    memory, clock = InMemoryCluster(), FakeClock()
     a, b = elector(memory, "a", clock), elector(memory, "b", clock)
     a.step()
     b.step()
     memory.delete(LEASES, "leader", "default")
     b.step()
     assert (a.leading, b.leading) == (True, False)
-    clock.now += TERMS.lease_s + 0.1
+    clock.now += TIMINGS.lease_s + 0.1
     b.step()
     assert (a.leading, b.leading) == (False, True)
 
 
-def test_the_holder_of_a_deleted_lease_makes_it_again() -> None:
-    """And goes on leading."""
-    memory, clock = InMemoryCluster(), Clock()
+def test_the_holder_of_a_deleted_lease_creates_it_again_and_stays_leader() -> None:
+    memory, clock = InMemoryCluster(), FakeClock()
     a = elector(memory, "a", clock)
     a.step()
     memory.delete(LEASES, "leader", "default")
@@ -198,62 +195,59 @@ def test_the_holder_of_a_deleted_lease_makes_it_again() -> None:
     assert memory.get(LEASES, "leader", "default").spec.holder_identity == "a"
 
 
-def test_a_callback_that_raises_costs_nobody_the_lease() -> None:
-    """It is logged, and the election goes on."""
-    memory, clock = InMemoryCluster(), Clock()
+def test_a_callback_that_raises_does_not_end_the_election() -> None:
+    memory, clock = InMemoryCluster(), FakeClock()
 
-    def broken() -> None:
-        raise RuntimeError("a fault in a callback")
+    def fail() -> None:
+        raise RuntimeError("a bug in a callback")
 
-    a = LeaderElector(memory, "leader", "default", "a", terms=TERMS, clock=clock, on_start=broken, on_stop=broken)
+    a = LeaderElector(memory, "leader", "default", "a", timings=TIMINGS, clock=clock, on_start=fail, on_stop=fail)
     a.step()
     assert a.leading
-    clock.now += TERMS.renew_s
+    clock.now += TIMINGS.renew_s
     a.step()
     assert a.leading
 
 
-def test_after_stop_nobody_believes_to_lead() -> None:
-    """Even if the call that would have renewed is still under way."""
+def test_a_stopped_elector_does_not_lead_even_while_its_renewal_is_under_way() -> None:
     memory = InMemoryCluster()
-    slow = Cuttable(memory)
-    entered, go_on = threading.Event(), threading.Event()
-    told: list[str] = []
+    slow = Disconnectable(memory)
+    entered, resume = threading.Event(), threading.Event()
+    events: list[str] = []
 
     def hang() -> None:
         entered.set()
-        go_on.wait(20)
+        resume.wait(20)
 
-    a = LeaderElector(slow, "leader", "default", "a", terms=BRISK, on_start=lambda: told.append("leads"))
+    a = LeaderElector(slow, "leader", "default", "a", timings=QUICK, on_start=lambda: events.append("leads"))
     slow.before_call = hang
     a.start()
     assert entered.wait(20)
     a.stop(timeout_s=0.05)
     assert not a.leading
-    go_on.set()
+    resume.set()
     eventually(lambda: not a.alive, "the thread to end")
-    assert (a.leading, told) == (False, [])
+    assert (a.leading, events) == (False, [])
 
 
-@pytest.mark.parametrize("terms", [(10, 10, 2), (15, 2, 2), (15, 10, 0), (5, 10, 2)])
-def test_terms_that_could_give_two_leaders_are_refused(terms: tuple[float, float, float]) -> None:
-    """Lease longer than renewal, renewal longer than retry."""
+@pytest.mark.parametrize("timings", [(10, 10, 2), (15, 2, 2), (15, 10, 0), (5, 10, 2)])
+def test_timings_that_allow_two_leaders_are_rejected(timings: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="lease > renew > retry"):
-        ElectionTimings(*terms)
+        ElectionTimings(*timings)
 
 
-def test_a_leader_that_ends_hands_over_at_once(cluster: Cluster, namespace: str) -> None:
-    """It releases the lease, so nobody waits for it to run out. With real threads and real time."""
-    told: list[str] = []
+def test_a_leader_that_stops_releases_its_lease(cluster: Cluster, namespace: str) -> None:
+    """So that the other replica need not wait until it runs out. With real threads and real time."""
+    events: list[str] = []
     electors = [
         LeaderElector(
             cluster,
             "leader",
             namespace,
             identity,
-            terms=BRISK,
-            on_start=lambda who=identity: told.append(f"{who} leads"),  # type: ignore[misc]
-            on_stop=lambda who=identity: told.append(f"{who} stops"),  # type: ignore[misc]
+            timings=QUICK,
+            on_start=lambda who=identity: events.append(f"{who} leads"),  # type: ignore[misc]
+            on_stop=lambda who=identity: events.append(f"{who} stops"),  # type: ignore[misc]
         )
         for identity in ("a", "b")
     ]
@@ -267,7 +261,7 @@ def test_a_leader_that_ends_hands_over_at_once(cluster: Cluster, namespace: str)
     assert cluster.get(LEASES, "leader", namespace).spec.holder_identity in (None, "", other.identity)
     eventually(lambda: other.leading, "the other to lead")
     other.stop()
-    assert told == [
+    assert events == [
         f"{leader.identity} leads",
         f"{leader.identity} stops",
         f"{other.identity} leads",

@@ -1,4 +1,4 @@
-"""Quantities against the real API server: it must read and write what we read and write."""
+"""Quantities against the real API server: it has to parse and format them as we do."""
 
 import json
 from typing import Any
@@ -15,8 +15,8 @@ BATCH = 50
 PER_DEVICE = 25
 
 
-def as_the_server_writes(real: RealCluster, written: list[str]) -> list[str]:
-    """Let the API server read and write quantities, as capacities of devices in an object that is not stored."""
+def formatted_by_server(real: RealCluster, written: list[str]) -> list[str]:
+    """Return quantities as the API server formats them: sent as capacities of devices, in a dry run."""
     devices = [
         {
             "name": f"device-{first}",
@@ -41,10 +41,10 @@ def as_the_server_writes(real: RealCluster, written: list[str]) -> list[str]:
 
 
 def check(real: RealCluster, written: list[str]) -> None:
-    for text, answered in zip(written, as_the_server_writes(real, written), strict=True):
+    for text, answered in zip(written, formatted_by_server(real, written), strict=True):
         ours = parse_quantity(text)
         assert parse_quantity(answered).nanos == ours.nanos, (text, answered)
-        # Some texts come back as they were typed, such as "1E3", "+5" or "1.n"; what is rewritten is canonical.
+        # Some quantities come back unchanged, such as "1E3", "+5" or "1.n"; those that change become canonical.
         assert answered in (text, format_quantity(ours)), text
 
 
@@ -52,8 +52,8 @@ batches = st.lists(written_quantities(signs=("", "+")), min_size=BATCH, max_size
 
 
 @pytest.mark.kubernetes
-def test_the_server_reads_and_writes_quantities_as_we_do(control_plane: RealCluster) -> None:
-    """In a few hundred shapes."""
+def test_the_server_parses_and_formats_quantities_as_we_do(control_plane: RealCluster) -> None:
+    """500 random quantities."""
 
     @settings(max_examples=10, suppress_health_check=list(HealthCheck))
     @given(batches)
@@ -65,11 +65,11 @@ def test_the_server_reads_and_writes_quantities_as_we_do(control_plane: RealClus
 
 @pytest.mark.kubernetes
 @pytest.mark.long
-def test_the_server_reads_and_writes_quantities_as_we_do_in_many_shapes(
+def test_the_server_parses_and_formats_many_quantities_as_we_do(
     control_plane: RealCluster, record_property: Any
 ) -> None:
-    """The full-size form: ten thousand shapes."""
-    shapes = 200 * BATCH
+    """The full-size run: ten thousand random quantities."""
+    count = 200 * BATCH
 
     @settings(max_examples=200, suppress_health_check=list(HealthCheck))
     @given(batches)
@@ -77,4 +77,4 @@ def test_the_server_reads_and_writes_quantities_as_we_do_in_many_shapes(
         check(control_plane, written)
 
     compare()
-    record_property("shapes", shapes)
+    record_property("shapes", count)

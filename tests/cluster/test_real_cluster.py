@@ -1,4 +1,4 @@
-"""The real cluster itself: it runs pods, and leaves nothing behind however it ends."""
+"""The real test cluster: it runs pods, and leaves nothing on the machine however it ends."""
 
 import json
 import os
@@ -11,18 +11,18 @@ import pytest
 
 from tests.cluster import traces
 from tests.cluster.images import BUSYBOX
-from tests.cluster.layout import Layout, placed
+from tests.cluster.layout import SPEC_FILE, Layout, layout_from
 from tests.cluster.pods import run_to_end
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
 from tests.cluster.supervisor import ROOT, parent_of
-from tests.conftest import do_without
+from tests.conftest import skip_or_fail
 from tests.waiting import eventually
 
 GONE_S = 30.0
 
 
-class Watched:
-    """The machine before a test, to be compared with what a cluster leaves."""
+class MachineBefore:
+    """The machine's state before a test, to be compared with the one after it."""
 
     def __init__(self) -> None:
         self._before = traces.machine()
@@ -31,7 +31,7 @@ class Watched:
         return traces.left(self._before, place)
 
     def assert_clean(self, place: Layout) -> None:
-        """Nothing is left: at once, or as soon as the kernel has buried the last process."""
+        """Wait until nothing is left: the kernel may still be ending the last processes."""
         assert self._before.mounts
         try:
             eventually(lambda: not self.left(place), "the machine to be as before", GONE_S)
@@ -40,42 +40,41 @@ class Watched:
 
 
 @pytest.fixture
-def machine(real_cluster_possible: None) -> Watched:
-    return Watched()
+def machine(real_cluster_possible: None) -> MachineBefore:
+    return MachineBefore()
 
 
 def layout_of(state: Path) -> Layout:
-    """Find out whose folder this is."""
-    return placed(json.loads((state / "order.json").read_text()))
+    return layout_from(json.loads((state / SPEC_FILE).read_text()))
 
 
 def start_sleeper(cluster: RealCluster) -> None:
-    """Run a pod that goes on, so that there are containers, cgroups, mounts and links to leave behind."""
+    """Run a pod that does not end, so that there are containers, cgroups, mounts and links to clean up."""
     cluster.kubectl("run", "sleeper", f"--image={BUSYBOX}", "--restart=Never", "--command", "--", "sleep", "600")
     running = "--output=jsonpath={.status.phase}"
     eventually(lambda: cluster.kubectl("get", "pod", "sleeper", running) == "Running", "the sleeper to run", 60)
 
 
 def test_without_a_cluster_tests_are_skipped_and_in_ci_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody should believe that they ran."""
+    """In CI, a skipped test would go unnoticed."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     why = why_no_cluster()
     assert "needs" in why
     with pytest.raises(pytest.skip.Exception, match="needs"):
-        do_without(why, in_ci=False)
+        skip_or_fail(why, in_ci=False)
     with pytest.raises(pytest.fail.Exception, match="needs"):
-        do_without(why, in_ci=True)
+        skip_or_fail(why, in_ci=True)
 
 
 @pytest.mark.node
 def test_a_pod_runs_and_its_log_can_be_read(node_cluster: RealCluster) -> None:
-    """The whole way: API server, scheduler, kubelet, containerd, network, and back."""
+    """Through API server, scheduler, kubelet, containerd and the pod network."""
     assert run_to_end(node_cluster, "hello", "echo hello; ip addr show eth0").startswith("hello")
 
 
 @pytest.mark.node
 def test_a_pod_reaches_the_api_server_and_nothing_outside(node_cluster: RealCluster) -> None:
-    """By the node's address; there is no way out of the cluster's own network."""
+    """At the node's address; the cluster's network is not connected to any other."""
     script = "nc -w 3 10.88.0.1 6443 </dev/null && echo reached; ip route; nc -w 3 1.1.1.1 80 </dev/null || echo closed"
     log = run_to_end(node_cluster, "asker", script)
     assert "reached" in log
@@ -83,12 +82,14 @@ def test_a_pod_reaches_the_api_server_and_nothing_outside(node_cluster: RealClus
 
 
 @pytest.mark.node
-def test_every_program_killed_leaves_nothing_behind(machine: Watched) -> None:
-    """Kill -9 of each, one after another, and of a container's shim; then an orderly end."""
+def test_every_program_killed_leaves_nothing_behind(machine: MachineBefore) -> None:
+    """Each is killed with SIGKILL, and a container's shim as well; then the cluster is stopped."""
     cluster = RealCluster.start(node=True)
     start_sleeper(cluster)
     shim = next(pid for pid, command in traces.processes(cluster.layout) if "containerd-shim" in command)
-    assert {"processes", "cgroups", "state"} <= machine.left(cluster.layout).keys(), "what runs can be seen"
+    assert {"processes", "cgroups", "state"} <= machine.left(cluster.layout).keys(), (
+        "traces of a running cluster are found"
+    )
     os.kill(shim, signal.SIGKILL)
     for name in ("kubelet", "containerd", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
         cluster.kill(name)
@@ -98,65 +99,65 @@ def test_every_program_killed_leaves_nothing_behind(machine: Watched) -> None:
 
 
 @pytest.mark.node
-def test_a_killed_keeper_leaves_nothing_behind(machine: Watched) -> None:
+def test_a_killed_supervisor_leaves_nothing_behind(machine: MachineBefore) -> None:
     """The cluster's first process cleans up after it."""
     cluster = RealCluster.start(node=True)
     start_sleeper(cluster)
-    os.kill(cluster.kept()["keeper"], signal.SIGKILL)
-    cluster.wait_keeper()
+    os.kill(cluster.supervisor_info()["supervisor"], signal.SIGKILL)
+    cluster.wait_supervisor()
     machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.node
-def test_keeper_and_first_process_killed_together_are_swept_up_after(machine: Watched) -> None:
-    """Nobody is left to clean up: `cluster-down`, or the next start, does."""
+def test_after_the_death_of_supervisor_and_first_process_a_sweep_cleans_up(machine: MachineBefore) -> None:
+    """`make cluster-down` and the next start sweep."""
     cluster = RealCluster.start(node=True)
     start_sleeper(cluster)
-    kept = cluster.kept()
-    for process in ("keeper", "init"):
-        os.kill(kept[process], signal.SIGKILL)
-    cluster.wait_keeper()
+    info = cluster.supervisor_info()
+    for process in ("supervisor", "init"):
+        os.kill(info[process], signal.SIGKILL)
+    cluster.wait_supervisor()
     sweep(cluster.layout.state)
     machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.kubernetes
-def test_a_killed_first_process_leaves_nothing_behind(machine: Watched) -> None:
-    """The kernel ends the rest, and the keeper removes what outlives processes."""
+def test_a_killed_first_process_leaves_nothing_behind(machine: MachineBefore) -> None:
+    """The kernel kills the rest, and the supervisor removes what outlives processes."""
     cluster = RealCluster.start(api=False)
-    os.kill(cluster.kept()["init"], signal.SIGKILL)
-    cluster.wait_keeper()
+    os.kill(cluster.supervisor_info()["init"], signal.SIGKILL)
+    cluster.wait_supervisor()
     machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.kubernetes
-def test_a_killed_wrapper_leaves_nothing_behind(machine: Watched) -> None:
-    """The process that made the namespaces is a part like any other."""
+def test_a_killed_unshare_leaves_nothing_behind(machine: MachineBefore) -> None:
+    """The process between supervisor and first process, which created the namespaces."""
     cluster = RealCluster.start(api=False)
-    os.kill(parent_of(Path(f"/proc/{cluster.kept()['init']}")), signal.SIGKILL)
-    cluster.wait_keeper()
+    os.kill(parent_of(Path(f"/proc/{cluster.supervisor_info()['init']}")), signal.SIGKILL)
+    cluster.wait_supervisor()
     machine.assert_clean(cluster.layout)
 
 
 @pytest.mark.kubernetes
-def test_a_killed_test_run_leaves_nothing_behind(machine: Watched) -> None:
-    """Whoever started the cluster is gone: its keeper notices."""
+def test_a_killed_test_run_leaves_nothing_behind(machine: MachineBefore) -> None:
+    """The supervisor notices that the process which started the cluster has ended."""
     start = "from tests.cluster.real import RealCluster; c = RealCluster.start(api=False)"
     script = f"import time; {start}; print(c.layout.state, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         place = layout_of(Path(starter.stdout.readline().strip()))
-        assert machine.left(place), "a cluster runs, and it can be seen"
+        assert machine.left(place), "traces of a running cluster are found"
         starter.kill()
     machine.assert_clean(place)
 
 
 @pytest.mark.node
 def test_two_clusters_run_at_once(node_cluster: RealCluster) -> None:
-    """As two checkouts would: same addresses inside, different ones outside."""
+    """As from two checkouts: with the same addresses inside, and different ports outside."""
     other = RealCluster.start(node=True)
     try:
-        assert node_cluster.kept()["port"] != other.kept()["port"]
+        assert node_cluster.supervisor_info()["port"] != other.supervisor_info()["port"]
         for cluster in (node_cluster, other):
             assert run_to_end(cluster, "twin", "echo $(cat /etc/hostname)").strip() == "twin"
     finally:
@@ -165,8 +166,8 @@ def test_two_clusters_run_at_once(node_cluster: RealCluster) -> None:
 
 @pytest.mark.node
 @pytest.mark.timeout(300)
-def test_the_commands_for_people(machine: Watched, tmp_path: Path) -> None:
-    """Up, up again (refused, and the first goes on), down, down again (nothing to do)."""
+def test_make_cluster_and_cluster_down(machine: MachineBefore, tmp_path: Path) -> None:
+    """Up, up again (an error, and the first cluster continues), down, down again (nothing to do)."""
     state = tmp_path / "cluster"
 
     def command(word: str) -> "subprocess.CompletedProcess[str]":
@@ -188,11 +189,11 @@ def test_the_commands_for_people(machine: Watched, tmp_path: Path) -> None:
     machine.assert_clean(place)
 
 
-def test_a_folder_of_somebody_elses_is_spared(tmp_path: Path) -> None:
-    """A slip of the pen must not cost a home."""
-    precious = tmp_path / "precious"
-    precious.write_text("x")
-    with pytest.raises(ClusterError, match="something else"):
+def test_a_folder_that_is_not_a_clusters_is_not_removed(tmp_path: Path) -> None:
+    """A mistyped path must not delete other files."""
+    other = tmp_path / "other"
+    other.write_text("x")
+    with pytest.raises(ClusterError, match="not the folder of a cluster"):
         sweep(tmp_path)
-    assert precious.exists()
+    assert other.exists()
     sweep(tmp_path / "none")

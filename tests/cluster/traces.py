@@ -1,7 +1,7 @@
-"""What a cluster could leave on a machine: looked at before and after.
+"""What a cluster could leave on a machine, compared before and after a test.
 
-Other clusters may run beside it, and other people work on the machine. So processes, cgroups and folders are
-attributed to one cluster; of the rest, only what Kubernetes' programs are known to leave is compared.
+Other clusters and other users may be active at the same time. So processes, cgroups and folders are attributed to one
+cluster, and of the machine's shared state only the traces that Kubernetes' programs are known to leave are compared.
 """
 
 import os
@@ -19,7 +19,7 @@ SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/pa
 
 
 class Machine(Struct, frozen=True):
-    """The machine as everybody sees it."""
+    """State that all processes of the machine share."""
 
     mounts: frozenset[str]
     links: frozenset[str]
@@ -28,7 +28,6 @@ class Machine(Struct, frozen=True):
 
 
 def machine() -> Machine:
-    """Look at what all share."""
     return Machine(
         frozenset(" ".join(line.split()[3:5]) for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         frozenset(listed("/sys/class/net")),
@@ -38,7 +37,7 @@ def machine() -> Machine:
 
 
 def left(before: Machine, place: Layout) -> dict[str, list[str]]:
-    """Say what a cluster has left, by kind."""
+    """Return what a cluster has left, by category; categories without a trace are omitted."""
     now = machine()
     found = {name: sorted(getattr(now, name) ^ getattr(before, name)) for name in now.__struct_fields__}
     found["processes"] = [f"{pid} {command}" for pid, command in processes(place)]
@@ -50,22 +49,22 @@ def left(before: Machine, place: Layout) -> dict[str, list[str]]:
 
 
 def processes(place: Layout) -> list[tuple[int, str]]:
-    """List the processes of one cluster: they carry its mark in their environment, or run in its cgroup."""
+    """Return the processes of one cluster: they have its mark in their environment, or run in its cgroup."""
     marks = (f"{MARK}={place.ident}".encode(), place.cgroup.encode())
     found: list[tuple[int, str]] = []
     for entry in Path("/proc").iterdir():
         try:
-            told = (entry / "environ").read_bytes() + (entry / "cgroup").read_bytes() if entry.name.isdecimal() else b""
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace") if told else ""
+            text = (entry / "environ").read_bytes() + (entry / "cgroup").read_bytes() if entry.name.isdecimal() else b""
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace") if text else ""
         except OSError:
             continue
-        if any(mark in told for mark in marks):
+        if any(mark in text for mark in marks):
             found.append((int(entry.name), command))
     return found
 
 
 def listed(folder: str) -> list[str]:
-    """List a folder that may not be there."""
+    """Return the names in a folder; none if it does not exist."""
     try:
         return [entry.name for entry in Path(folder).iterdir()]
     except OSError:

@@ -57,7 +57,7 @@ def test_a_rotation_can_be_requested(world: World) -> None:
     world.settle()
     assert world.certificates().current == between.current
     assert world.certificates().leaf != between.leaf
-    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).wish == ""
+    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).requested == ""
 
 
 def test_certificate_files_can_be_written(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Checker:
 
     def _list(self, namespace: str, version: int = 0) -> tuple[list[Pod], int]:
         query = {"resourceVersion": str(version), "resourceVersionMatch": "Exact"} if version else {}
-        listing = json.loads(self._cluster.bounded(5)._call("GET", f"/api/v1/namespaces/{namespace}/pods", query))
+        listing = json.loads(self._cluster.with_timeout(5)._call("GET", f"/api/v1/namespaces/{namespace}/pods", query))
         return listing["items"], int(listing["metadata"]["resourceVersion"])
 
     def _catch_up(self, namespace: str, since: int) -> int:

@@ -87,7 +87,7 @@ class SteppingCluster:
         actor.pause()
         return result
 
-    def bounded(self, timeout_s: float) -> "SteppingCluster":  # noqa: ARG002
+    def with_timeout(self, timeout_s: float) -> "SteppingCluster":  # noqa: ARG002
         return self
 
     def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
@@ -119,8 +119,8 @@ class SteppingCluster:
         patched: T = self._in_steps(self._cluster.patch, kind, name, namespace, changes, **options)
         return patched
 
-    def apply(self, kind: Kind[T], found: T, fields: Mapping[str, Any], **options: Any) -> T:
-        applied: T = self._in_steps(self._cluster.apply, kind, found, fields, **options)
+    def apply(self, kind: Kind[T], current: T, fields: Mapping[str, Any], **options: Any) -> T:
+        applied: T = self._in_steps(self._cluster.apply, kind, current, fields, **options)
         return applied
 
     def delete(self, kind: Kind[T], name: str, namespace: str = "", **options: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from certs.certificate_secrets import CA_SECRET, LEAF_SECRET, CertificateSecrets, RotationTarget
+from certs.certificate_secrets import CertificateSecrets, RotationTarget
 from certs.renewal import is_signed_by
 from certs.rotation import Step
 from cluster.errors import NotFound
@@ -27,7 +27,7 @@ from cluster.objects import (
 from controller.certificate_controller import CertificateController, CertificateTerms
 from controller.webhook_configurations import WEBHOOK, WebhookConfigurations
 from settings.configuration import Configuration
-from vcuda.names import ARM_ANNOTATION, CONTROLLER
+from vcuda.names import ARM_ANNOTATION, CA_SECRET, CONTROLLER, LEAF_SECRET
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
@@ -121,7 +121,7 @@ class World:
         return {base64.b64decode(hook.client_config.ca_bundle) for each in self.hooks() for hook in each.webhooks}
 
     def certificates(self) -> Any:
-        return CertificateSecrets(self.cluster, SYSTEM).read(self.now).kept
+        return CertificateSecrets(self.cluster, SYSTEM).read(self.now).state
 
     def settle(self) -> None:
         """Reconcile, reload and let time pass, until nothing is left to do."""
@@ -193,7 +193,7 @@ def test_rotation_waits_for_callers_and_replicas(world: World) -> None:
     world.replica(2)
     world.settle()
     first = world.certificates()
-    CertificateSecrets(world.cluster, SYSTEM).wish(RotationTarget.AUTHORITY)
+    CertificateSecrets(world.cluster, SYSTEM).request_rotation(RotationTarget.AUTHORITY)
     world.certificate_controller = world.new_certificate_controller()
     assert world.certificate_controller.reconcile() is Step.WAIT
     both = world.certificates()
@@ -203,7 +203,7 @@ def test_rotation_waits_for_callers_and_replicas(world: World) -> None:
     world.ticks += 31
     world.certificate_controller.reconcile()
     after = world.certificates()
-    assert after.current == both.following
+    assert after.current == both.next
     assert world.leaf() != first.leaf.certificate
     assert world.bundles() == {both.bundle}
     world.reload(1)
@@ -222,11 +222,11 @@ def test_a_new_serving_certificate_can_be_requested(world: World) -> None:
     world.replica(1)
     world.settle()
     first = world.certificates()
-    CertificateSecrets(world.cluster, SYSTEM).wish(RotationTarget.LEAF)
+    CertificateSecrets(world.cluster, SYSTEM).request_rotation(RotationTarget.LEAF)
     world.settle()
     assert world.certificates().current == first.current
     assert world.certificates().leaf != first.leaf
-    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).wish == ""
+    assert CertificateSecrets(world.cluster, SYSTEM).read(world.now).requested == ""
 
 
 def expired(world: World) -> None:

@@ -46,7 +46,7 @@ class Load:
     """Clients that create pods at the limit of the quotas, and delete some again."""
 
     def __init__(self, real: RealCluster, namespaces: dict[str, str], seed: int, count: int) -> None:
-        self._cluster = connect(str(real.kubeconfig)).bounded(15)
+        self._cluster = connect(str(real.kubeconfig)).with_timeout(15)
         self._namespaces, self._seed, self._count = namespaces, seed, count
         # Guards the number of creations that are left, and the results of the others.
         self._lock = threading.Lock()

@@ -99,7 +99,7 @@ class World(RuleBasedStateMachine):
         informers: list[Any] = [*quota_controller.caches.informers, *quota_controller.caches.quotas._informers]
         for informer in informers:
             listing = self.memory.list(informer._kind, informer._namespace, informer._selector)
-            informer._replace(filter(None, map(informer._converted, listing.items)))
+            informer._replace(filter(None, map(informer._try_convert, listing.items)))
             informer._version = int(listing.resource_version)
             informer._synced.set()
 

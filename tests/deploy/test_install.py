@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from certs.certificate_secrets import CA_SECRET, LEAF_SECRET
 from cluster.api import connect
 from cluster.errors import ApiError
 from cluster.objects import CONFIG_MAPS, PODS, SECRETS
@@ -26,6 +25,7 @@ from tests.deploy.node import check_node, prepare_node
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES
 from vcuda.decision import Unavailable
+from vcuda.names import CA_SECRET, LEAF_SECRET
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.node, pytest.mark.timeout(900)]
 TEAM = "team"

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from cluster.api import ApiCluster, connect
-from cluster.connection import ACCOUNT
+from cluster.connection import SERVICE_ACCOUNT
 from cluster.errors import NotFound
 from cluster.objects import NODES, PODS, Pod
 from nodeplugin.injection import ContainerFile
@@ -88,7 +88,7 @@ class GpuNode:
         """Start the plugin with its service account, as in a pod, and wait until the node offers its cards."""
         state = self.cluster.layout.state
         for source, target in ((f"{NODE_PLUGIN}.token", "token"), ("pki/ca.crt", "ca.crt")):
-            self.cluster.enter("install", "-D", str(state / source), str(ACCOUNT / target))
+            self.cluster.enter("install", "-D", str(state / source), str(SERVICE_ACCOUNT / target))
         self.cluster.run(NODE_PLUGIN)
         self.wait_offered()
         return self

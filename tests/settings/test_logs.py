@@ -1,4 +1,4 @@
-"""Logs: one event a line, for programs and for people."""
+"""Logs: one event per line, for programs and for people."""
 
 import io
 import json
@@ -12,8 +12,8 @@ from settings.logs import configure_logs
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Leave the process as it was."""
+def logging_restored() -> Iterator[None]:
+    """Leaves the process's logging as it was."""
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     yield
     logging.getLogger().handlers[:] = handlers
@@ -21,8 +21,8 @@ def restored() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def test_json_has_one_event_a_line_with_its_fields() -> None:
-    """Line breaks within a value do not break the line."""
+def test_json_has_one_event_per_line_with_its_fields() -> None:
+    """A line break in a value does not break the line."""
     stream = io.StringIO()
     configure_logs("info", "json", stream)
     structlog.get_logger().info("pod_admitted", pod="a/b", note="two\nlines")
@@ -38,8 +38,7 @@ def test_json_has_one_event_a_line_with_its_fields() -> None:
     assert (second["event"], second["level"], second["attempt"]) == ("retrying soon", "warning", 2)
 
 
-def test_an_exception_stays_on_the_line_of_its_event() -> None:
-    """A traceback is a field."""
+def test_a_traceback_is_a_field_of_its_event() -> None:
     stream = io.StringIO()
     configure_logs("info", "json", stream)
     structlog.get_logger().error("failed", exc_info=RuntimeError("boom"))
@@ -47,24 +46,25 @@ def test_an_exception_stays_on_the_line_of_its_event() -> None:
     assert "RuntimeError: boom" in json.loads(line)["exception"]
 
 
-def test_the_level_holds_for_ours_and_for_libraries() -> None:
-    """What is below it costs no line."""
+def test_the_level_applies_to_our_events_and_to_libraries() -> None:
     stream = io.StringIO()
     configure_logs("warning", "json", stream)
-    structlog.get_logger().info("quiet")
-    logging.getLogger("urllib3").info("quiet")
-    structlog.get_logger().warning("loud")
-    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["loud"]
+    structlog.get_logger().info("hidden")
+    logging.getLogger("urllib3").info("hidden")
+    structlog.get_logger().warning("shown")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["shown"]
 
 
-def test_people_get_plain_lines() -> None:
-    """Without colours where there is no terminal; `auto` chooses JSON there."""
+def test_text_has_no_colours_outside_a_terminal() -> None:
     stream = io.StringIO()
     configure_logs("info", "console", stream)
     structlog.get_logger().info("pod_admitted", pod="a/b")
     assert "pod_admitted" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
-    other = io.StringIO()
-    configure_logs("info", "auto", other)
+
+
+def test_auto_is_json_outside_a_terminal() -> None:
+    stream = io.StringIO()
+    configure_logs("info", "auto", stream)
     structlog.get_logger().info("pod_admitted")
-    assert json.loads(other.getvalue())["event"] == "pod_admitted"
+    assert json.loads(stream.getvalue())["event"] == "pod_admitted"

@@ -8,7 +8,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from certs.key_pairs import CertificateError, pair_of, read_pair
+from certs.key_pairs import CertificateError, parse_pair, read_pair
 from tests.running import HOST
 from tests.webhook.running import Authority
 from webhook.serving_certificate import CertificateLoaded, CertificateRejected, ServingCertificate
@@ -86,7 +86,7 @@ def test_a_pair_that_callers_would_reject_never_replaces_a_valid_one(
     authority.issue(not_after=datetime.now(UTC) - timedelta(hours=1), not_before=datetime.now(UTC) - timedelta(hours=2))
     assert "expired" in rejection(certificates)
     authority.issue("other.example.org")
-    assert "made for other.example.org, not for 127.0.0.1" in rejection(certificates)
+    assert "valid for other.example.org, not for 127.0.0.1" in rejection(certificates)
     authority.issue(not_before=datetime.now(UTC) + timedelta(hours=1))
     assert "valid only from" in rejection(certificates)
     assert certificates.is_valid
@@ -131,8 +131,8 @@ def test_a_key_with_a_password_is_rejected() -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.BestAvailableEncryption(b"secret"),
     )
-    with pytest.raises(CertificateError, match="without password"):
-        pair_of(issued.cert_chain_pems[0].bytes(), encrypted, "x")
+    with pytest.raises(CertificateError, match="not an unencrypted private key"):
+        parse_pair(issued.cert_chain_pems[0].bytes(), encrypted, "x")
 
 
 def test_client_certificates_are_required_only_with_a_client_ca(authority: Authority, tmp_path: Path) -> None:
