@@ -118,7 +118,7 @@ class Service:
         self.metrics.decided(route, request, outcome, took_s)
         self.decisions.note(route, request, outcome)
         if outcome.decision.reasons:
-            self.owner_events.note(request, outcome)
+            self.owner_events.enqueue(request, outcome)
 
     def failed(self, route: str, cause: str) -> None:
         """Count a call without decision."""
