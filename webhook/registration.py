@@ -155,7 +155,7 @@ def changes_ours(config: AdmissionConfig) -> dict[str, str]:
 
     Every kubelet and scheduler writes status all the time, so what they all have in common is looked at first.
     """
-    keys = quoted([*owned(config), *config.frozen])
+    keys = quoted([*owned(config), *config.frozen_annotations])
     after, before = (either(f"{which}.metadata.annotations", "{}") for which in ("object", "oldObject"))
     value = "(k in {0} ? {0}[k] : '')"
     expression = f"{after} != {before} && [{keys}].exists(k, {value.format(after)} != {value.format(before)})"

@@ -280,7 +280,7 @@ def test_lint_passes_over_what_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a: {")
     done = run("lint", str(tmp_path))
     assert done.exit_code == 0
-    assert "warning: container c0: 256 MiB of GPU memory is less than CUDA itself takes" in done.output
+    assert "warning: container c0: 256 MiB of GPU memory is less than a CUDA context needs" in done.output
 
 
 def test_lint_speaks_to_programs() -> None:
