@@ -146,7 +146,7 @@ def check_rewritten(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy
 def not_rewritten(operation: Operation, current: dict[str, Any]) -> Reason:
     """Return the difference between a pod and what the mutating webhook makes of it."""
     value = value_at(current, operation["path"])
-    expected = shown(operation.get("value"))
+    expected = format_value(operation.get("value"))
     if operation["op"] == "remove":
         message = "not allowed: Quotient's mutating webhook removes it"
     elif value is None:
@@ -156,7 +156,7 @@ def not_rewritten(operation: Operation, current: dict[str, Any]) -> Reason:
     return Reason(
         code=Code.NOT_REWRITTEN,
         field=field_of(operation["path"]),
-        value="" if value is None else shown(value),
+        value="" if value is None else format_value(value),
         message=message,
         remedy="create the pod again; if this persists, check that this webhook is registered and that no other "
         "webhook changes the pod after it",
@@ -175,7 +175,7 @@ def value_at(value: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
     return value
 
 
-def shown(value: Any) -> str:  # noqa: ANN401 - any JSON
+def format_value(value: Any) -> str:  # noqa: ANN401 - any JSON
     """Return a value as a message shows it: text as it is, anything else as JSON, shortened."""
     return printable(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
