@@ -1,1 +1,1 @@
-"""The admission webhook: what becomes of a pod between `kubectl apply` and the cluster."""
+"""The admission webhook: mutates and validates GPU pods, the workloads that create them, Bindings and quotas."""

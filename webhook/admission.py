@@ -21,27 +21,26 @@ from vcuda.quota import Quota
 from vcuda.quota_refusals import RemedyContext
 from vcuda.workload_kinds import BY_GROUP_KIND
 from webhook.admission_config import AdmissionConfig
-from webhook.mutating import clean_environment, containers_of, rewrite
+from webhook.mutating import clean_environment, containers_of, rewrite, was_admitted_by_quotient
 from webhook.objects import Binding, ConfigMap, Pod
 from webhook.patching import PatchBuilder, truncate_warning
 from webhook.pod_parsing import ParsedPod, parse_pod
 from webhook.reapplying import restore
 from webhook.review import NULL, Request, decode_object, encode_answer
-from webhook.template_fractions import is_fraction, ours_of
+from webhook.template_fractions import gpu_amounts, is_fraction
 from webhook.validating import (
     PodToBind,
     check_binding,
     check_created,
     check_ephemeral,
     check_updated,
-    is_governed,
     pod_mistakes,
 )
 from webhook.validating_quotas import check_quota
 from webhook.workloads import (
     PlannedPods,
+    apply_operations,
     check_workload,
-    patched,
     quota_warnings,
     read_workload,
     rewrite_workload_fractions,
@@ -88,7 +87,7 @@ class LedgerRequest(Struct, frozen=True):
 
     @property
     def is_optional(self) -> bool:
-        """Whether the decision stands without an answer: planned pods only get a warning."""
+        """Whether the decision is valid without the ledger's answer: planned pods only get a warning."""
         return self.charge is None
 
 
@@ -122,6 +121,7 @@ class Admission:
         self.config, self.quota_source, self._now = config, quota_source, now
 
     def mutate(self, request: Request) -> AdmissionOutcome:
+        # First, because it raises Unavailable until the quotas are synced: no decision is made without them.
         policy = self.quota_source.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE) or self._only_observes(policy):
             return AdmissionOutcome(ALLOWED, [])
@@ -154,6 +154,7 @@ class Admission:
 
     def binding_pod(self, request: Request) -> tuple[str, str] | None:
         """Return namespace and name of the pod that has to be read before a Binding can be decided on."""
+        # Schedulers may bind any pod, so their Bindings are decided without a call to the API server.
         if not is_binding(request) or self.config.may_bind(request.user_info.username):
             return None
         binding = decode_object(request.object, Binding, "request.object")
@@ -194,16 +195,17 @@ class Admission:
             or any(
                 is_fraction(amount)
                 for _, container in containers_of(pod.spec)
-                for part in ours_of(container, self.config).parts
-                for amount in part.values()
+                for amounts in gpu_amounts(container, self.config).lists
+                for amount in amounts.values()
             )
         )
 
     def _patch_ephemeral(self, request: Request) -> PatchBuilder:
         """Hide the GPUs from containers that are added to a running GPU pod."""
         new, old, patch = new_pod(request), old_pod(request), PatchBuilder()
+        # Ephemeral containers are immutable once they are added.
         known = {container.name for container in old.spec.ephemeral_containers or ()}
-        if is_governed(old, self.config):
+        if was_admitted_by_quotient(old, self.config):
             for index, container in enumerate(new.spec.ephemeral_containers or ()):
                 if container.name not in known:
                     clean_environment(f"/spec/ephemeralContainers/{index}", container, patch, has_gpu=False)
@@ -216,7 +218,8 @@ class Admission:
         if workload.metadata.is_controlled:
             return patch, ALLOWED
         if patch.operations:
-            workload = read_workload(patched(request.object, patch.operations), request, "request.object")
+            # The mistakes have to be those of the template that will be stored.
+            workload = read_workload(apply_operations(request.object, patch.operations), request, "request.object")
         pod, parsed, mistakes = template_mistakes(workload, self.config, policy)
         early = any(reason.code is Code.LIMIT_MISSING for reason in mistakes) or self._is_refused_early(pod, parsed)
         return patch, Decision(tuple(mistakes)) if early else ALLOWED
@@ -263,8 +266,9 @@ class Admission:
             decision = Decision(tuple(pod_mistakes(pod, parsed, self.config, policy)))
         else:
             decision = check_created(pod, parsed, self.config, policy, request.user_info)
-        if decision.reasons or not parsed.request.is_gpu or MIRROR_ANNOTATION in pod.metadata.noted:
+        if decision.reasons or not parsed.request.is_gpu or MIRROR_ANNOTATION in pod.metadata.annotations_or_empty:
             return decision, None
+        # The charge is filed under the UID, which the API server sets before it calls validating webhooks.
         try:
             key = pack_uid(pod.metadata.uid)
         except ValueError:

@@ -1,4 +1,4 @@
-"""What the cluster is configured to hold pods to, put together once."""
+"""The part of the configuration that decides on admission, with lookups derived from it once."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,10 @@ KUBE_SCHEDULER = "system:kube-scheduler"
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
-    """The rules of a cluster. `cluster_mode` counts where a namespace's quotas say nothing."""
+    """What admission needs of the configuration. `cluster_mode` applies where a namespace's quotas set no mode.
+
+    `binders` are the users, beside the schedulers, that may bind GPU pods.
+    """
 
     scheme: Scheme
     cluster_mode: Mode = Mode.ENFORCE
@@ -34,25 +37,27 @@ class AdmissionConfig:
 
     @cached_property
     def _owned_prefixes(self) -> tuple[str, ...]:
+        # `predicate-gpu-idx-` is followed by the index of a container.
         return tuple(f"{names.domain}/{ANCESTOR_ANNOTATIONS[0]}" for names in self.scheme.all_names)
 
     @cached_property
-    def frozen(self) -> tuple[str, ...]:
-        """The annotations that a pod keeps as it was admitted with."""
+    def frozen_annotations(self) -> tuple[str, ...]:
+        """The user's annotations that cannot change after a pod was charged, because the charge depends on them."""
         return (*sorted(self.scheme.option_precedence), self.names.memory_follows_core)
 
     def replaces_scheduler(self, name: str | None) -> bool:
-        """Tell whether a pod that names this scheduler is one for ours."""
+        """Whether a GPU pod with this schedulerName is given to Quotient's scheduler instead."""
+        # Absent only in offline checks: the API server sets the default name before it calls webhooks.
         return not name or name == DEFAULT_SCHEDULER or name in self.scheduler_aliases
 
-    def is_quotient(self, user: str) -> bool:
-        """Tell whether a user is one of our own service accounts."""
+    def is_own_service_account(self, user: str) -> bool:
+        # With the colon: `quotient-system-2` is another namespace.
         return user.startswith(f"system:serviceaccount:{self.system_namespace}:")
 
     def may_bind(self, user: str) -> bool:
-        """Tell whether a user may put GPU pods on nodes."""
-        return self.is_quotient(user) or user == KUBE_SCHEDULER or user in self.binders
+        """Whether a user may bind GPU pods."""
+        return self.is_own_service_account(user) or user == KUBE_SCHEDULER or user in self.binders
 
-    def owns(self, key: str) -> bool:
-        """Tell whether an annotation is one that only Quotient, or an ancestor's scheduler, may write."""
+    def owns_annotation(self, key: str) -> bool:
+        """Whether only Quotient, or the scheduler of an ancestor, may write an annotation."""
         return key in self._owned or key.startswith(self._owned_prefixes)

@@ -1,7 +1,7 @@
-"""What is rewritten on a pod: into the canonical vocabulary, with what is missing filled in and what harms taken out.
+"""Rewrites GPU pods on CREATE: canonical resources, computed annotations, Quotient's scheduler, no bypass of limits.
 
-Everything here is a pure function of the pod, the cluster's rules and the namespace's policy, and doing it twice is
-doing it once: other webhooks may come in between, and the API server then asks again.
+Pure functions of the pod, the configuration and the namespace's policy. They are idempotent, because the API server
+calls a mutating webhook again (reinvocationPolicy IfNeeded) after another webhook has changed the pod.
 """
 
 import posixpath
@@ -19,230 +19,277 @@ from vcuda.names import (
     Names,
 )
 from vcuda.namespace_policy import NamespacePolicy
-from vcuda.pod import Resources
-from vcuda.quantity import NANO, QuantityError, parse_quantity
+from vcuda.pod import ResourceList, Resources
+from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.vocabulary import Share
 from webhook.admission_config import AdmissionConfig
-from webhook.objects import AdmittedContainer, AdmittedSpec, Pod, Term
-from webhook.patching import PatchBuilder, escape_pointer
+from webhook.objects import AdmittedContainer, AdmittedSpec, Affinity, NodeAffinity, NodeSelector, Pod, Term
+from webhook.patching import PatchBuilder, escape_pointer, field_of
 from webhook.pod_parsing import ParsedPod
 
+# Variables that select GPUs, as prefixes for one call of startswith.
 RESERVED_VARIABLES = (VISIBLE_DEVICES, *SHARING_VARIABLE_PREFIXES)
-MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - where AWS's plugin has its users mount it
+MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - pods for AWS's device plugin mount it
+TERMS_STEPS = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+TERMS_POINTER = "/".join(("/spec", *TERMS_STEPS))
 
 
 def rewrite(
     pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, root: str = ""
 ) -> PatchBuilder:
-    """Draft what a new pod needs. A pod with mistakes is left as it is, so that they are told in its author's terms."""
-    draft = PatchBuilder(root)
-    if MIRROR_ANNOTATION in pod.metadata.noted:
-        return draft  # A kubelet shows what it runs already; nothing can be changed.
-    strip_owned(pod, parsed, config, draft)
+    """Return the patch of a new pod, or of a template at `root`.
+
+    Pods with mistakes are not rewritten, so that the refusal quotes what the user wrote.
+    """
+    patch = PatchBuilder(root)
+    if MIRROR_ANNOTATION in pod.metadata.annotations_or_empty:
+        return patch  # it only shows a static pod, which the kubelet runs from a file
+    remove_owned_annotations(pod, parsed, config, patch)
     if parsed.request.is_gpu and not parsed.reasons:
         shares = {each.name: each.share for each in parsed.request.containers}
-        for place, container in containers_of(pod.spec):
+        # All containers: GPUs have to be hidden from those without a share.
+        for pointer, container in containers_of(pod.spec):
             share = shares.get(container.name)
             if share is not None:
-                rewrite_resources(place, container, share, config, draft)
-            clean_environment(place, container, draft, has_gpu=share is not None)
-        rewrite_annotations(pod, parsed, config, draft)
+                rewrite_resources(pointer, container, share, config, patch)
+            clean_environment(pointer, container, patch, has_gpu=share is not None)
+        rewrite_annotations(pod, parsed, config, patch)
         if config.replaces_scheduler(pod.spec.scheduler_name):
-            draft.add("/spec/schedulerName", SCHEDULER)
-        neutralise_node(pod, draft)
+            patch.add("/spec/schedulerName", SCHEDULER)
+        remove_node_access(pod, patch)
         if policy.pools:
-            restrict_to_pools(pod, policy.pools, config, draft)
-        tolerate(pod, config, draft)
-    return draft.finish(pod.metadata)
+            restrict_to_pools(pod, policy.pools, config, patch)
+        add_tolerations(pod, config, patch)
+    return patch.finish(pod.metadata)
 
 
 def containers_of(spec: AdmittedSpec) -> Iterator[tuple[str, AdmittedContainer]]:
-    """Go through the containers that are there from the start, with a pointer to each."""
+    """Yield init containers and containers, each after its JSON pointer; ephemeral ones can have no resources."""
     for index, container in enumerate(spec.init_containers or ()):
         yield f"/spec/initContainers/{index}", container
     for index, container in enumerate(spec.containers or ()):
         yield f"/spec/containers/{index}", container
 
 
-def dotted(pointer: str) -> str:
-    """Name a container's place as messages do."""
-    _, spec, kind, index = pointer.split("/")
-    return f"{spec}.{kind}[{index}]"
+def was_admitted_by_quotient(pod: Pod, config: AdmissionConfig) -> bool:
+    """Whether Quotient has admitted a pod as one with GPUs, and charged it: only Quotient can write the limits."""
+    return config.names.limits in pod.metadata.annotations_or_empty
 
 
-def strip_owned(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, draft: PatchBuilder) -> None:
-    """Take away annotations by which a tenant would speak for Quotient; limits are computed anew for GPU pods."""
-    for key in pod.metadata.noted:
-        if not config.owns(key) or (key == config.names.limits and parsed.request.is_gpu):
+def remove_owned_annotations(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Remove annotations that only Quotient may write; on GPU pods the limits are replaced later instead."""
+    for key in pod.metadata.annotations_or_empty:
+        if not config.owns_annotation(key) or (key == config.names.limits and parsed.request.is_gpu):
             continue
-        draft.annotate(key, None)
-        draft.warn(f"{draft.path}metadata.annotations[{key}] is written by Quotient alone: yours is removed")
+        patch.annotate(key, None)
+        patch.warn(f"{patch.field_prefix}metadata.annotations[{key}] is removed: only Quotient may write it")
 
 
 def rewrite_resources(
-    place: str, container: AdmittedContainer, share: Share, config: AdmissionConfig, draft: PatchBuilder
+    pointer: str, container: AdmittedContainer, share: Share, config: AdmissionConfig, patch: PatchBuilder
 ) -> None:
-    """Ask for both canonical resources, in limits and requests, and in no other vocabulary."""
-    resources, by_key = container.resources or Resources(), config.scheme.by_key
-    wanted = {config.names.core: str(share.cores), config.names.memory: str(share.memory_count)}
-    for part, written in (("limits", resources.limits), ("requests", resources.requests)):
-        if written is None:
-            draft.add(f"{place}/resources/{part}", wanted)
+    """Request both canonical resources, in limits and requests, and nothing in another vocabulary."""
+    wanted: ResourceList = {config.names.core: str(share.cores), config.names.memory: str(share.memory_count)}
+    patch_amounts(pointer, container, wanted, wanted, config=config, patch=patch)
+
+
+def patch_amounts(
+    pointer: str,
+    container: AdmittedContainer,
+    limits: ResourceList,
+    requests: ResourceList | None,
+    *,
+    config: AdmissionConfig,
+    patch: PatchBuilder,
+) -> None:
+    """Give a container exactly these GPU resources, and leave its other resources alone.
+
+    Requests that are None are not added.
+    """
+    gpu_keys = config.scheme.by_key
+    resources = container.resources or Resources()
+    for part, present, wanted in (("limits", resources.limits, limits), ("requests", resources.requests, requests)):
+        if wanted is None or (present is None and not wanted):
             continue
-        for key in written:
-            if key in by_key and key not in wanted:
-                draft.remove(f"{place}/resources/{part}/{escape_pointer(key)}")
+        if present is None:
+            patch.add(f"{pointer}/resources/{part}", wanted)
+            continue
+        for key in present:
+            if key in gpu_keys and key not in wanted:
+                patch.remove(f"{pointer}/resources/{part}/{escape_pointer(key)}")
         for key, value in wanted.items():
-            if key not in written or not is_count(written[key], value):
-                draft.add(f"{place}/resources/{part}/{escape_pointer(key)}", value)
+            if key not in present or not is_same_amount(present[key], value):
+                patch.add(f"{pointer}/resources/{part}/{escape_pointer(key)}", value)
 
 
-def is_count(written: str | float, wanted: str) -> bool:
-    """Tell whether a quantity says this count, however it is spelled."""
-    if written == wanted:
+def is_same_amount(first: str | float, second: str | float) -> bool:
+    """Whether two quantities are equal, however they are written: the API server stores 1000 as 1k."""
+    if first == second:
         return True
     try:
-        return parse_quantity(written).nanos == int(wanted) * NANO
+        return parse_quantity(first).nanos == parse_quantity(second).nanos
     except QuantityError:
         return False
 
 
-def rewrite_annotations(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, draft: PatchBuilder) -> None:
-    """Write what each container may use, and the author's wishes under the canonical names."""
-    names, noted = config.names, pod.metadata.noted
-    if noted.get(names.limits, parsed.written) != parsed.written:
-        draft.warn(f"{draft.path}metadata.annotations[{names.limits}] is computed by Quotient: yours is replaced")
-    draft.annotate(names.limits, parsed.written)
-    rename_wishes(pod, config, draft)
+def rewrite_annotations(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Write the computed limits, and the user's options under the canonical names."""
+    names, annotations = config.names, pod.metadata.annotations_or_empty
+    if annotations.get(names.limits, parsed.limits_annotation) != parsed.limits_annotation:
+        patch.warn(
+            f"{patch.field_prefix}metadata.annotations[{names.limits}] is replaced: Quotient computes it from the "
+            "containers' resources"
+        )
+    patch.annotate(names.limits, parsed.limits_annotation)
+    rename_option_annotations(pod, config, patch)
     if parsed.options.core_limit is None:
-        draft.annotate(names.core_limit, None if parsed.core_limit is None else str(parsed.core_limit))
-    follow = [each.name for each in parsed.request.containers if each.share.memory_follows_cores]
-    if follow:
-        draft.annotate(names.memory_follows_core, with_names(noted.get(names.memory_follows_core, ""), follow))
+        # None removes one that an earlier call has injected, for containers that have changed since.
+        patch.annotate(names.core_limit, None if parsed.core_limit is None else str(parsed.core_limit))
+    following = [each.name for each in parsed.request.containers if each.share.memory_follows_cores]
+    if following:
+        present = annotations.get(names.memory_follows_core, "")
+        patch.annotate(names.memory_follows_core, merge_names(present, following))
 
 
-def with_names(listed: str, names: Sequence[str]) -> str:
-    """Put names into a list separated by commas; one that has them all stays as it was written."""
-    present = [name.strip() for name in listed.split(",") if name.strip()]
+def split_names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def merge_names(listed: str, names: Sequence[str]) -> str:
+    """Add names to a list separated by commas. A list that has them all is returned unchanged, spaces included."""
+    present = split_names(listed)
     missing = [name for name in names if name not in present]
     return ",".join([*present, *missing]) if missing else listed
 
 
-def rename_wishes(pod: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
-    """Move wishes from an ancestor's domain to the canonical one."""
-    noted = pod.metadata.noted
+def rename_option_annotations(pod: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Move options from the domain of an ancestor to the configured one."""
+    annotations = pod.metadata.annotations_or_empty
     for key, canonical in config.scheme.canonical_keys.items():
-        if key in noted:
-            draft.annotate(key, None)
-            if canonical not in noted:
-                draft.annotate(canonical, noted[key])
+        if key in annotations:
+            patch.annotate(key, None)
+            if canonical not in annotations:
+                patch.annotate(canonical, annotations[key])
 
 
-def neutralise_node(pod: Pod, draft: PatchBuilder) -> None:
-    """Take out what reaches into the node to share GPUs past Quotient."""
+def remove_node_access(pod: Pod, patch: PatchBuilder) -> None:
+    """Remove what AWS's device plugin has its users set to share GPUs: with it, a pod could bypass its limits."""
     if pod.spec.host_ipc:
-        draft.remove("/spec/hostIPC")
-        draft.warn(f"{draft.path}spec.hostIPC is removed from pods with GPUs: they need it no more")
+        patch.remove("/spec/hostIPC")
+        patch.warn(f"{patch.field_prefix}spec.hostIPC is removed: pods do not need it to share GPUs")
     for index, volume in enumerate(pod.spec.volumes or ()):
-        if volume.host_path is not None and is_mps_folder(volume.host_path.path):
-            draft.remove(f"/spec/volumes/{index}/hostPath")
-            draft.add(f"/spec/volumes/{index}/emptyDir", {})
-            draft.warn(
-                f"{draft.path}spec.volumes[{index}]: {MPS_FOLDER} of the node is replaced by an empty folder: "
+        if volume.host_path is not None and is_mps_directory(volume.host_path.path):
+            # The volume stays, because containers mount it by name.
+            patch.remove(f"/spec/volumes/{index}/hostPath")
+            patch.add(f"/spec/volumes/{index}/emptyDir", {})
+            patch.warn(
+                f"{patch.field_prefix}spec.volumes[{index}].hostPath {MPS_DIRECTORY} is replaced by an emptyDir: "
                 "Quotient connects containers to MPS itself"
             )
 
 
-def is_mps_folder(path: str) -> bool:
-    """Tell whether a path of the node is the folder of MPS, or in it."""
+def is_mps_directory(path: str) -> bool:
+    """Whether a path is the directory of MPS, or inside it."""
     clean = posixpath.normpath("/" + path.lstrip("/"))
-    return clean == MPS_FOLDER or clean.startswith(f"{MPS_FOLDER}/")
+    return clean == MPS_DIRECTORY or clean.startswith(f"{MPS_DIRECTORY}/")
 
 
-def clean_environment(place: str, container: AdmittedContainer, draft: PatchBuilder, *, has_gpu: bool) -> None:
-    """Take reserved variables out; a container without GPU is told that it has none.
+def clean_environment(pointer: str, container: AdmittedContainer, patch: PatchBuilder, *, has_gpu: bool) -> None:
+    """Remove reserved variables, and hide the node's GPUs from a container that requests none.
 
-    Where NVIDIA's runtime is the default it would otherwise see every GPU of the node.
+    Where NVIDIA's runtime is the default runtime, a container without `NVIDIA_VISIBLE_DEVICES` in its spec can see
+    every GPU of the node: most CUDA images set it to `all`.
     """
     removed: list[int] = []
-    blind = has_gpu
+    is_done = has_gpu
     for index, variable in enumerate(container.env or ()):
-        if not variable.name.startswith(RESERVED_VARIABLES) or not is_reserved(variable.name):
+        # One call with a tuple of prefixes skips nearly all variables; the exact check is for the few others.
+        if not variable.name.startswith(RESERVED_VARIABLES) or not is_reserved_variable(variable.name):
             continue
-        if not has_gpu and not blind and variable.name == VISIBLE_DEVICES and variable.value == NO_DEVICES:
-            blind = True
+        if not has_gpu and not is_done and variable.name == VISIBLE_DEVICES and variable.value == NO_DEVICES:
+            is_done = True  # of an earlier call, or the user's; duplicates of it are removed
         else:
             removed.append(index)
-            draft.warn(
-                f"{draft.path}{dotted(place)}.env[{printable(variable.name)}] is removed: "
-                "which GPUs a container sees, and how much of them, follows from its request"
+            patch.warn(
+                f"{patch.field_prefix}{field_of(pointer)}.env[{printable(variable.name)}] is removed: Quotient sets "
+                "the GPUs of a container from its resources"
             )
+    # From the end: removing an entry shifts the indices of those after it.
     for index in reversed(removed):
-        draft.remove(f"{place}/env/{index}")
-    if not blind:
+        patch.remove(f"{pointer}/env/{index}")
+    if not is_done:
         entry = {"name": VISIBLE_DEVICES, "value": NO_DEVICES}
         if container.env is None:
-            draft.add(f"{place}/env", [entry])
+            patch.add(f"{pointer}/env", [entry])
         else:
-            draft.add(f"{place}/env/-", entry)
+            patch.add(f"{pointer}/env/-", entry)
 
 
-def is_reserved(name: str) -> bool:
-    """Tell whether a variable would decide which GPUs a container sees, or how much of them."""
+def is_reserved_variable(name: str) -> bool:
+    """Whether an environment variable decides which GPUs a container sees, or how much of them."""
     return name == VISIBLE_DEVICES or name.startswith(SHARING_VARIABLE_PREFIXES)
 
 
-def restrict_to_pools(pod: Pod, pools: Sequence[str], config: AdmissionConfig, draft: PatchBuilder) -> None:
-    """Let a pod run only on nodes of its namespace's pools, beside what it wants itself."""
-    affinity = pod.spec.affinity
+def affinity_levels(spec: AdmittedSpec) -> tuple[Affinity | None, NodeAffinity | None, NodeSelector | None]:
+    """Return the objects that lead to a pod's required node selector terms; None where one is absent."""
+    affinity = spec.affinity
     node_affinity = affinity.node_affinity if affinity else None
-    required = node_affinity.required if node_affinity else None
-    terms = list(required.node_selector_terms or ()) if required else []
-    wanted = in_pools(terms, pools, config.names)
+    return affinity, node_affinity, node_affinity.required if node_affinity else None
+
+
+def required_terms(spec: AdmittedSpec) -> list[Term]:
+    *_, required = affinity_levels(spec)
+    return list(required.node_selector_terms or ()) if required else []
+
+
+def restrict_to_pools(pod: Pod, pools: Sequence[str], config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Require a node of the namespace's pools, in addition to the pod's own node affinity."""
+    terms = required_terms(pod.spec)
+    wanted = terms_in_pools(terms, pools, config.names)
     if wanted == terms:
         return
     value: Any = wanted
-    steps = ["affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"]
-    # Only what is missing is put in; what stands beside it stays untouched.
-    present = 1 + sum(part is not None for part in (affinity, node_affinity, required))
-    for step in reversed(steps[present:]):
+    # Only the levels that are absent are added; a preferred affinity beside the required one stays.
+    present = 1 + sum(level is not None for level in affinity_levels(pod.spec))
+    for step in reversed(TERMS_STEPS[present:]):
         value = {step: value}
-    draft.add("/".join(("/spec", *steps[:present])), value)
+    patch.add("/".join(("/spec", *TERMS_STEPS[:present])), value)
 
 
-def in_pools(terms: Sequence[Term], pools: Sequence[str], names: Names) -> list[Term]:
-    """Narrow each term to the pools, which nodes may carry under the canonical label or an ancestor's.
+def terms_in_pools(terms: Sequence[Term], pools: Sequence[str], names: Names) -> list[Term]:
+    """Restrict each term to the pools; a node may carry its pool under the canonical label or an ancestor's.
 
-    An empty term matches no node and must stay empty.
+    Terms are alternatives, so each becomes one term per label. An empty term matches no node, and has to stay empty.
     """
     expressions = [
         {"key": label, "operator": "In", "values": list(pools)} for label in (names.pool_label, *ANCESTOR_POOL_LABELS)
     ]
     if not terms:
         return [{"matchExpressions": [expression]} for expression in expressions]
-    narrowed: list[Term] = []
+    restricted: list[Term] = []
     for term in terms:
         own = term.get("matchExpressions") or []
+        # A term that has a pool expression was restricted by an earlier call.
         if not (own or term.get("matchFields")) or any(expression in own for expression in expressions):
-            narrowed.append(term)
+            restricted.append(term)
         else:
-            narrowed += [{**term, "matchExpressions": [*own, expression]} for expression in expressions]
-    return narrowed
+            restricted += [{**term, "matchExpressions": [*own, expression]} for expression in expressions]
+    return restricted
 
 
-def tolerate(pod: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
-    """Let a pod onto nodes that are kept for GPUs."""
+def add_tolerations(pod: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Add the configured tolerations, so that pods can run on nodes that are tainted for GPUs."""
     if not config.tolerations:
         return
-    present = [plain(each) for each in pod.spec.tolerations or ()]
-    missing = [each for each in config.tolerations if plain(each) not in present]
+    present = [normalize_toleration(each) for each in pod.spec.tolerations or ()]
+    missing = [each for each in config.tolerations if normalize_toleration(each) not in present]
     if missing and pod.spec.tolerations is None:
-        draft.add("/spec/tolerations", missing)
+        patch.add("/spec/tolerations", missing)
         return
     for each in missing:
-        draft.add("/spec/tolerations/-", each)
+        patch.add("/spec/tolerations/-", each)
 
 
-def plain(toleration: dict[str, Any]) -> dict[str, Any]:
-    """Write a toleration without what is understood."""
+def normalize_toleration(toleration: dict[str, Any]) -> dict[str, Any]:
+    """Set the default operator and drop empty fields, so that equal tolerations compare equal."""
     return {"operator": "Equal"} | {key: value for key, value in toleration.items() if value not in (None, "")}

@@ -1,7 +1,7 @@
-"""The objects under review, as far as Quotient decides on them.
+"""The objects under review, with the fields that admission reads.
 
-Decoding passes over everything else. Nothing is ever written back from these structs: patches are built field by
-field, so that fields newer than Quotient survive.
+Decoding ignores every other field. Nothing is written back from these structs: patches are built field by field, so
+that fields of a newer Kubernetes survive.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from msgspec import Raw, Struct
 
 from vcuda.pod import Container, PodSpec
 
-Loose = dict[str, Any]
-# Expressions under `matchExpressions`, and under `matchFields`.
-Term = dict[str, Sequence[Loose] | None]
+JsonObject = dict[str, Any]
+# The expressions of a node selector term, under `matchExpressions` and `matchFields`.
+Term = dict[str, Sequence[JsonObject] | None]
 
 
 class Owner(Struct, frozen=True, rename="camel"):
-    """Who made an object."""
+    """An owner reference."""
 
     api_version: str = ""
     kind: str = ""
@@ -27,89 +27,73 @@ class Owner(Struct, frozen=True, rename="camel"):
     controller: bool | None = None
 
 
-class Metadata(Struct, frozen=True, rename="camel"):
-    """An object's metadata; annotations absent and none at all are the same to a reader, not to a patch."""
-
+class AdmittedMetadata(Struct, frozen=True, rename="camel"):
     name: str = ""
     generate_name: str = ""
     namespace: str = ""
     uid: str = ""
     labels: dict[str, str] | None = None
+    # None and {} differ for a patch: a key can only be added to a map that exists.
     annotations: dict[str, str] | None = None
     owner_references: Sequence[Owner] | None = None
 
     @property
-    def noted(self) -> dict[str, str]:
-        """The annotations, whether or not there are any."""
+    def annotations_or_empty(self) -> dict[str, str]:
         return self.annotations or {}
 
     @property
     def is_controlled(self) -> bool:
-        """Whether a controller made the object, and would make it again."""
+        """Whether a controller owns the object, and would create it again."""
         return any(owner.controller for owner in self.owner_references or ())
 
 
 class ConfigMap(Struct, frozen=True, rename="camel"):
-    """A ConfigMap that may hold a quota."""
-
-    metadata: Metadata = Metadata()
+    metadata: AdmittedMetadata = AdmittedMetadata()
     data: dict[str, str] | None = None
 
 
-class Variable(Struct, frozen=True, rename="camel"):
-    """An environment variable."""
-
+class EnvVar(Struct, frozen=True, rename="camel", omit_defaults=True):
     name: str = ""
     value: str | None = None
-    value_from: Loose | None = None
+    value_from: JsonObject | None = None
 
 
-class Privileges(Struct, frozen=True):
-    """What a container may do beyond others."""
-
+class SecurityContext(Struct, frozen=True):
     privileged: bool | None = None
 
 
 class AdmittedContainer(Container, frozen=True, rename="camel"):
-    """A container with what may get around its share."""
+    """A container with the fields that could give it GPUs beyond its request."""
 
-    env: Sequence[Variable] | None = None
-    security_context: Privileges | None = None
+    env: Sequence[EnvVar] | None = None
+    security_context: SecurityContext | None = None
 
 
 class HostPath(Struct, frozen=True):
-    """A folder of the node."""
-
     path: str = ""
 
 
 class Volume(Struct, frozen=True, rename="camel"):
-    """A volume, as far as it reaches into the node."""
-
     name: str = ""
     host_path: HostPath | None = None
 
 
-class RequiredNodes(Struct, frozen=True, rename="camel"):
-    """The nodes a pod must be on: any of these terms."""
+class NodeSelector(Struct, frozen=True, rename="camel"):
+    """Node selector terms; a node has to match one of them."""
 
     node_selector_terms: Sequence[Term] | None = None
 
 
 class NodeAffinity(Struct, frozen=True):
-    """Which nodes a pod wants."""
-
-    required: RequiredNodes | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    required: NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
 
 
 class Affinity(Struct, frozen=True, rename="camel"):
-    """Where a pod wants to be."""
-
     node_affinity: NodeAffinity | None = None
 
 
 class AdmittedSpec(PodSpec, frozen=True, rename="camel"):
-    """A pod's spec with everything the rules look at."""
+    """A pod's spec with every field that admission checks or patches."""
 
     containers: Sequence[AdmittedContainer] | None = None
     init_containers: Sequence[AdmittedContainer] | None = None
@@ -117,64 +101,58 @@ class AdmittedSpec(PodSpec, frozen=True, rename="camel"):
     host_ipc: bool | None = msgspec.field(name="hostIPC", default=None)
     volumes: Sequence[Volume] | None = None
     affinity: Affinity | None = None
-    tolerations: Sequence[Loose] | None = None
-    resource_claims: Sequence[Loose] | None = None
+    tolerations: Sequence[JsonObject] | None = None
+    resource_claims: Sequence[JsonObject] | None = None
 
 
 class Pod(Struct, frozen=True):
-    """A pod, or the template of one."""
+    """A pod, or a pod template seen as the pod that a controller creates from it."""
 
-    metadata: Metadata
+    metadata: AdmittedMetadata
     spec: AdmittedSpec
 
 
 class Template(Struct, frozen=True):
-    """A pod template, whose metadata may be left out."""
+    """A pod template; unlike a pod's, its metadata may be absent."""
 
     spec: AdmittedSpec = AdmittedSpec()
-    metadata: Metadata | None = None
+    metadata: AdmittedMetadata | None = None
 
     def as_pod(self) -> Pod:
-        """See it as the pod that will be made of it."""
-        return Pod(self.metadata or Metadata(), self.spec)
+        return Pod(self.metadata or AdmittedMetadata(), self.spec)
 
 
-class WorkloadSpec(Struct, frozen=True):
-    """What makes pods: how many, and of which template. Raw is kept to tell whether it changed."""
-
+class AdmittedWorkloadSpec(Struct, frozen=True):
+    # Left undecoded, because most updates of a workload do not change its template: comparing bytes is enough.
     template: Raw = Raw(b"null")
     replicas: int | None = None
     parallelism: int | None = None
 
 
-class Workload(Struct, frozen=True):
+class AdmittedWorkload(Struct, frozen=True):
     """A Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController or Job."""
 
-    metadata: Metadata = Metadata()
-    spec: WorkloadSpec = WorkloadSpec()
+    metadata: AdmittedMetadata = AdmittedMetadata()
+    spec: AdmittedWorkloadSpec = AdmittedWorkloadSpec()
 
 
-class CronSpec(Struct, frozen=True, rename="camel"):
-    """A CronJob's spec."""
-
-    job_template: Workload | None = None
+class CronJobSpec(Struct, frozen=True, rename="camel"):
+    job_template: AdmittedWorkload | None = None
 
 
 class CronJob(Struct, frozen=True):
-    """A Job with a clock around it."""
-
-    metadata: Metadata = Metadata()
-    spec: CronSpec = CronSpec()
+    metadata: AdmittedMetadata = AdmittedMetadata()
+    spec: CronJobSpec = CronJobSpec()
 
 
 class BindingTarget(Struct, frozen=True):
-    """The node of a binding."""
+    """The node of a Binding."""
 
     name: str = ""
 
 
 class Binding(Struct, frozen=True):
-    """A pod put on a node; its annotations end up on the pod."""
+    """A Binding. The API server copies its annotations to the pod."""
 
-    metadata: Metadata
+    metadata: AdmittedMetadata
     target: BindingTarget = BindingTarget()

@@ -1,7 +1,6 @@
-"""Tells a workload's owner that its pods are refused: on the object that people look at, not only where it happened.
+"""Records an event on the owner of a refused pod: on the Deployment, where users look, not only on its ReplicaSet.
 
-A Deployment's pods are made by a ReplicaSet, and what is refused to that is seen by nobody who looks at the Deployment.
-Best effort, on a thread of its own: a decision never waits for it.
+Best effort, on a thread of its own, so that no decision waits for the API server.
 """
 
 import queue
@@ -22,93 +21,98 @@ from webhook.admission import CREATE, POD, AdmissionOutcome, new_pod
 from webhook.objects import Owner
 from webhook.review import Request
 
-TOLD = (Code.QUOTA_EXCEEDED, Code.MODEL_NOT_GRANTED, Code.POOL_NOT_GRANTED, Code.LEDGER_NOT_OPEN)
-MOST_WAITING = 256
-# Controllers try again and again; their users need to read it once in a while.
-NOT_AGAIN_S = 30.0
-REMEMBERED = 1024
+# Refusals that depend on the namespace's quota. Mistakes in the pod itself are refused with the workload already.
+REPORTED_CODES = (Code.QUOTA_EXCEEDED, Code.MODEL_NOT_GRANTED, Code.POOL_NOT_GRANTED, Code.LEDGER_NOT_OPEN)
+MAX_QUEUED = 256
+# Controllers retry a refused pod every few seconds at first; one event per owner and reason in this time is enough.
+MIN_INTERVAL_S = 30.0
+MAX_REMEMBERED = 1024
+GET_TIMEOUT_S = 5
+JOIN_TIMEOUT_S = 5
 
 
 class RefusedPod(Struct, frozen=True):
-    """A pod of an owner was refused."""
-
     namespace: str
     owner: Owner
     reason: Reason
 
 
 class OwnerEventRecorder:
-    """Writes events on the owners of refused pods."""
+    """Records events on the owners of refused pods, from a queue."""
 
     def __init__(self, cluster: Cluster, recorder: EventRecorder, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._recorder, self._clock = cluster, recorder, clock
-        self._waiting: queue.Queue[RefusedPod | None] = queue.Queue(MOST_WAITING)
-        self._told: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._queue: queue.Queue[RefusedPod | None] = queue.Queue(MAX_QUEUED)
+        # When an event for an owner and field was last enqueued, oldest first. Decisions end on several threads, so the
+        # lock makes a check and its update one step.
+        self._lock = threading.Lock()
+        self._enqueued_at: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._log = structlog.get_logger()
-        self._thread = threading.Thread(target=self._run, name="herald", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="owner-events", daemon=True)
 
     def start(self) -> "OwnerEventRecorder":
-        """Begin."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End; what has not been told is not told."""
+        """Stop after the queued events; if the queue is full, the daemon thread ends with the process."""
+        # None ends the thread.
         try:
-            self._waiting.put_nowait(None)
+            self._queue.put_nowait(None)
         except queue.Full:
             return
         if self._thread.is_alive():
-            self._thread.join(5)
+            self._thread.join(JOIN_TIMEOUT_S)
 
-    def note(self, request: Request, outcome: AdmissionOutcome) -> None:
-        """Tell the owner of a refused pod, soon; nothing is told of dry runs."""
-        refused = [reason for reason in outcome.decision.reasons if reason.code in TOLD]
+    def enqueue(self, request: Request, outcome: AdmissionOutcome) -> None:
+        """Enqueue an event if a controller's pod was refused for its quota. Never blocks; a full queue drops it."""
+        reasons = [reason for reason in outcome.decision.reasons if reason.code in REPORTED_CODES]
         is_new_pod = (request.kind.group, request.kind.kind) == POD and request.operation == CREATE
-        if not refused or not is_new_pod or request.dry_run:
+        if not reasons or not is_new_pod or request.dry_run:
             return
         try:
             owners = new_pod(request).metadata.owner_references or ()
         except BadRequest:
             return
         owner = next((each for each in owners if each.controller), None)
-        if owner is None or not self._is_due(owner, refused[0]):
+        if owner is None or not self._is_due(owner, reasons[0]):
             return
         try:
-            self._waiting.put_nowait(RefusedPod(request.namespace, owner, refused[0]))
+            self._queue.put_nowait(RefusedPod(request.namespace, owner, reasons[0]))
         except queue.Full:
             self._log.warning("event_dropped", owner=owner.name)
 
     def _is_due(self, owner: Owner, reason: Reason) -> bool:
         key, now = (owner.uid, reason.field), self._clock()
-        if now - self._told.get(key, float("-inf")) < NOT_AGAIN_S:
-            return False
-        self._told[key] = now
-        self._told.move_to_end(key)
-        while len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
+        with self._lock:
+            if now - self._enqueued_at.get(key, float("-inf")) < MIN_INTERVAL_S:
+                return False
+            self._enqueued_at[key] = now
+            self._enqueued_at.move_to_end(key)
+            while len(self._enqueued_at) > MAX_REMEMBERED:
+                self._enqueued_at.popitem(last=False)
         return True
 
     def _run(self) -> None:
-        while (news := self._waiting.get()) is not None:
+        while (refused := self._queue.get()) is not None:
             try:
-                about = self._object_of(news)
-                told = f"pods of this {about.kind} are refused: {news.reason}"
-                self._recorder.record(about, news.reason.code, told, type_=WARNING)
-            except Exception:  # the outermost frame of the thread: it has to go on
-                self._log.exception("event_failed", owner=news.owner.name)
+                target = self._event_target(refused)
+                message = f"a pod of this {target.kind} was refused: {refused.reason}"
+                self._recorder.record(target, refused.reason.code, message, type_=WARNING)
+            except Exception:  # the outermost frame of the thread, which has to survive
+                self._log.exception("event_failed", owner=refused.owner.name)
 
-    def _object_of(self, news: RefusedPod) -> ObjectReference:
-        """Name the owner, or if that is a ReplicaSet, what made it."""
-        owner = news.owner
+    def _event_target(self, refused: RefusedPod) -> ObjectReference:
+        """Return the owner; for a ReplicaSet, the Deployment that owns it."""
+        owner = refused.owner
         if owner.kind == "ReplicaSet":
             try:
-                made = self._cluster.with_timeout(5).get(REPLICA_SETS, owner.name, news.namespace)
-                above = next((each for each in made.metadata.owner_references if each.controller), None)
+                replica_set = self._cluster.with_timeout(GET_TIMEOUT_S).get(REPLICA_SETS, owner.name, refused.namespace)
+                above = next((each for each in replica_set.metadata.owner_references if each.controller), None)
                 if above is not None:
                     owner = Owner(above.api_version, above.kind, above.name, above.uid, controller=True)
             except (ApiError, Unavailable):
-                pass  # then it is told on the ReplicaSet
+                pass  # the event goes to the ReplicaSet
         return ObjectReference(
-            api_version=owner.api_version, kind=owner.kind, namespace=news.namespace, name=owner.name, uid=owner.uid
+            api_version=owner.api_version, kind=owner.kind, namespace=refused.namespace, name=owner.name, uid=owner.uid
         )

@@ -1,25 +1,48 @@
-"""A patch in the making: the fewest operations that make an object what it should be, and what to tell about them."""
+"""JSON patches (RFC 6902) with the warnings that go with them.
+
+A patch has only the operations that change something, so that a second call on the patched object returns an empty
+patch, and so that fields unknown to Quotient stay as they are.
+"""
 
 from functools import lru_cache
 from typing import Any
 
-from webhook.objects import Metadata
+from webhook.objects import AdmittedMetadata
 
 Operation = dict[str, Any]
-# The API server cuts longer warnings off.
+# The API server may truncate a warning longer than 256 characters.
 MAX_WARNING = 250
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # few keys are patched, and each in every pod
 def escape_pointer(key: str) -> str:
-    """Write a key as a step of a JSON pointer."""
+    """Escape a key as one step of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
-class PatchBuilder:
-    """Operations on one object, and warnings for its author.
+def field_of(pointer: str) -> str:
+    """Return a JSON pointer as the field path that Kubernetes shows: `spec.containers[0].resources.limits[a.b/c]`.
 
-    `root` is where the pod, or its template, stands; pointers (RFC 6901) begin there.
+    The step `-`, which appends to an array, is left out.
+    """
+    path = ""
+    for step in pointer.split("/")[1:]:
+        if step == "-":
+            continue
+        key = step.replace("~1", "/").replace("~0", "~")
+        path += f".{key}" if key.isidentifier() else f"[{key}]"
+    return path.removeprefix(".")
+
+
+def field_prefix(root: str) -> str:
+    """Return what precedes a pod's fields in messages, such as `spec.template.`; empty for a pod itself."""
+    return f"{field_of(root)}." if root else ""
+
+
+class PatchBuilder:
+    """Collects operations on a pod or a pod template, and warnings for the user.
+
+    `root` is the JSON pointer of the template in the object under review; pointers passed to the methods start there.
     """
 
     def __init__(self, root: str = "") -> None:
@@ -29,37 +52,37 @@ class PatchBuilder:
         self._annotations: dict[str, str | None] = {}
 
     @property
-    def path(self) -> str:
-        """Say where the root is, as messages name fields."""
-        return f"{self.root[1:].replace('/', '.')}." if self.root else ""
+    def field_prefix(self) -> str:
+        return field_prefix(self.root)
 
     def add(self, pointer: str, value: Any) -> None:  # noqa: ANN401 - any JSON
-        """Put a value in, over whatever stands there."""
+        """Set a value, and replace the one that is there."""
         self.operations.append({"op": "add", "path": self.root + pointer, "value": value})
 
     def remove(self, pointer: str) -> None:
-        """Take out what stands there."""
         self.operations.append({"op": "remove", "path": self.root + pointer})
 
     def annotate(self, key: str, value: str | None) -> None:
-        """Set an annotation, or with None take it away."""
+        """Set an annotation, or remove it if the value is None. The last call for a key counts."""
         self._annotations[key] = value
 
     def warn(self, text: str) -> None:
-        """Tell the author something; the same thing only once."""
-        if (short := truncate_warning(text)) not in self.warnings:
-            self.warnings.append(short)
+        """Add a warning, unless it is there already."""
+        # A variable may be in the environment twice.
+        if (warning := truncate_warning(text)) not in self.warnings:
+            self.warnings.append(warning)
 
-    def moved(self, root: str) -> "PatchBuilder":
-        """Give the same operations on an object in which this one stands at `root`."""
-        draft = PatchBuilder(root)
-        draft.operations = [{**each, "path": root + each["path"]} for each in self.operations]
-        draft.warnings = self.warnings
-        return draft
+    def with_root(self, root: str) -> "PatchBuilder":
+        """Return the same operations for an object that has this one at `root`."""
+        patch = PatchBuilder(root)
+        patch.operations = [{**each, "path": root + each["path"]} for each in self.operations]
+        patch.warnings = self.warnings
+        return patch
 
-    def finish(self, metadata: Metadata | None) -> "PatchBuilder":
-        """Write out the annotations, where there were some and where there were none."""
+    def finish(self, metadata: AdmittedMetadata | None) -> "PatchBuilder":
+        """Append the operations for the collected annotations, and return self."""
         if metadata is None or metadata.annotations is None:
+            # JSON patch adds no missing parents: the whole map has to be added at once.
             wanted = {key: value for key, value in self._annotations.items() if value is not None}
             if wanted and metadata is None:
                 self.add("/metadata", {"annotations": wanted})
@@ -76,5 +99,4 @@ class PatchBuilder:
 
 
 def truncate_warning(text: str) -> str:
-    """Cut a warning to the length that the API server passes on."""
     return text if len(text) <= MAX_WARNING else text[: MAX_WARNING - 1] + "…"

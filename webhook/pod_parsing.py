@@ -1,4 +1,7 @@
-"""What a pod under review asks for: amounts and wishes, in whatever vocabulary, with every mistake."""
+"""Parses a pod under review: its GPU request in any vocabulary, its options, and the limits that follow from both.
+
+`parse_pod` runs for every review of a pod, so it must stay cheap. It collects all mistakes instead of stopping at one.
+"""
 
 from msgspec import Struct
 
@@ -21,21 +24,21 @@ from webhook.objects import Pod
 
 
 class ParsedPod(Struct, frozen=True):
-    """A pod as read, and the annotations that say so. Where there are reasons, it is only what could be read.
+    """What a pod requests. With `reasons`, the other fields hold only what could be parsed.
 
-    `written` are the limits as an annotation, `core_limit` the one on which all fractions agree, if they do.
+    `limits_annotation` is `limits` encoded; `core_limit` is the one that all fractional containers have in common.
     """
 
     request: PodRequest
     options: PodOptions
     limits: PodLimits
-    written: str
+    limits_annotation: str
     core_limit: int | None
     reasons: tuple[Reason, ...]
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the pod asks for GPUs, rightly or wrongly."""
+        """Whether the pod requests GPUs, even if the request is invalid."""
         return self.request.is_gpu or bool(self.reasons)
 
 
@@ -43,70 +46,72 @@ NO_GPUS = ParsedPod(PodRequest(), PodOptions(), PodLimits(v=VERSION, models=(), 
 
 
 def parse_pod(pod: Pod, config: AdmissionConfig, policy: NamespacePolicy) -> ParsedPod:
-    """Read a pod, and compute what its containers may use."""
     names, scheme = config.names, config.scheme
-    annotations = pod.metadata.noted
-    reading = parse_request(pod.spec, annotations, scheme)
-    request = reading.request
-    if not request.is_gpu and not reading.reasons:
-        return NO_GPUS  # Its annotations may be anything: they are nobody's business here.
-    options, wrong = read_pod_options(annotations, scheme, largest_fraction(request))
+    annotations = pod.metadata.annotations_or_empty
+    parsed = parse_request(pod.spec, annotations, scheme)
+    request = parsed.request
+    if not request.is_gpu and not parsed.reasons:
+        return NO_GPUS  # the annotations of other pods are not checked
+    options, mistakes = read_pod_options(annotations, scheme, largest_fraction(request))
     present = annotations.get(names.limits)
     if options.core_limit is None or present is None:
         limits = limits_of(request, options, policy.core_limit, scheme.unit_mib)
-        written = encode_limits(limits)
+        encoded = encode_limits(limits)
     else:
-        # The limit may be one that we injected ourselves in an earlier call: then nobody wished for it.
-        unasked = PodOptions(None, options.models, options.avoided_models)
-        limits = limits_of(request, unasked, policy.core_limit, scheme.unit_mib)
-        written = encode_limits(limits)
-        is_default = present == written and common_core_limit(limits) == options.core_limit
+        # The API server may call again after another webhook changed the pod. Then the core limit can be the one that
+        # the first call injected; taken for the user's, it would stay when the containers have changed.
+        without_limit = PodOptions(None, options.models, options.avoided_models)
+        limits = limits_of(request, without_limit, policy.core_limit, scheme.unit_mib)
+        encoded = encode_limits(limits)
+        is_default = present == encoded and common_core_limit(limits) == options.core_limit
         if is_default or is_injected(present, annotations.get(names.core_limit)):
-            options = unasked
+            options = without_limit
         else:
             limits = limits_of(request, options, policy.core_limit, scheme.unit_mib)
-            written = encode_limits(limits)
-    reasons = [*reading.reasons, *wrong, *check_burst(request, options, policy, config, annotations)]
-    return ParsedPod(request, options, limits, written, common_core_limit(limits), tuple(reasons))
+            encoded = encode_limits(limits)
+    reasons = [*parsed.reasons, *mistakes, *check_core_limit(request, options, policy, config, annotations)]
+    return ParsedPod(request, options, limits, encoded, common_core_limit(limits), tuple(reasons))
 
 
 def largest_fraction(request: PodRequest) -> int:
-    """Give the least that a core limit can be."""
+    """Return the cores of the largest fractional container, which is the lowest valid core limit; 1 without one."""
     return max([each.share.cores for each in request.containers if not each.share.whole_cards], default=1)
 
 
-def is_injected(present: str, core_limit: str | None) -> bool:
-    """Tell whether a core limit came with these limits, for a pod that has changed since."""
-    before = decode_limits(present)
+def is_injected(limits_annotation: str, core_limit: str | None) -> bool:
+    """Whether an earlier call injected this core limit together with these limits."""
+    before = decode_limits(limits_annotation)
     return before is not None and core_limit is not None and is_injected_core_limit(before, core_limit)
 
 
-def check_burst(
+def check_core_limit(
     request: PodRequest,
     options: PodOptions,
     policy: NamespacePolicy,
     config: AdmissionConfig,
     annotations: dict[str, str],
 ) -> list[Reason]:
-    """Hold a wished core limit to what the containers ask for, and to what the namespace allows."""
+    """Check the user's core limit against the containers' requests and the namespace's maximum."""
     if options.core_limit is None:
         return []
-    least = largest_fraction(request)
+    lowest = largest_fraction(request)
     if all(each.share.whole_cards for each in request.containers):
+        return []  # whole cards ignore it: a warning, not a mistake
+    # A container may always use the cores that it requests, even if the namespace's maximum is lower.
+    highest = max(policy.core_limit.max, lowest)
+    if lowest <= options.core_limit <= highest:
         return []
-    most = max(policy.core_limit.max, least)
-    if least <= options.core_limit <= most:
-        return []
+    # Several domains may have the annotation; the first in this order is the one that was read.
     key = next(names.core_limit for names in config.scheme.all_names if names.core_limit in annotations)
-    if most < CORES_PER_CARD and options.core_limit > most:
-        reason = core_limit_invalid(key, annotations[key], least)
+    reason = core_limit_invalid(key, annotations[key], lowest)
+    if highest < CORES_PER_CARD and options.core_limit > highest:
         return [
             Reason(
                 code=reason.code,
                 field=annotation_field(key),
                 value=reason.value,
-                message=f"this namespace's quota lets containers burst to {most} cores at the most",
-                remedy=f'write "{least}" to "{most}", or leave the annotation out',
+                message=f"exceeds {highest}, the maximum core limit in this namespace's quota",
+                remedy=f'write "{lowest}" to "{highest}", or remove the annotation',
             )
         ]
-    return [core_limit_invalid(key, annotations[key], least)]
+    return [reason]

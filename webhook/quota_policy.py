@@ -1,10 +1,12 @@
-"""The guard of quotas: a ValidatingAdmissionPolicy, so that it holds while nothing of Quotient runs.
+"""The ValidatingAdmissionPolicy that restricts who may change quotas.
 
-The right to edit ConfigMaps is not the right to change a quota. Who may do that is said by RBAC on a resource that
-exists for nothing else, `gpuquotas` of group `quotient.dev`, with the verb of the operation. A quota is known by its
-label, under every configured domain, or by the name of the ancestors' one; before and after the change, so that it can
-be neither relabelled away nor brought in. What the controller shows to a namespace is guarded by the subresource
-`status`. A namespace that is being deleted may always be emptied.
+Permission to edit ConfigMaps is not permission to change a quota. RBAC grants that on a resource that exists for this
+purpose only: `gpuquotas` of group `quotient.dev`, with the verb of the operation. `gpu-quota-status`, which the
+controller writes, is guarded by the subresource `status`. The API server evaluates the policy itself, so it applies
+while no component of Quotient runs.
+
+A ConfigMap is a quota by its label under any configured domain, or by the name of the ancestors' quota. The object is
+checked as it is before and after the operation: removing the label from a quota, and adding it, need permission too.
 """
 
 from typing import Any
@@ -23,7 +25,7 @@ from webhook.admission_config import AdmissionConfig
 
 
 def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
-    """Write the policy, and what puts it in force."""
+    """Return the policy and its binding."""
     policy = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
@@ -32,8 +34,8 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
             "failurePolicy": "Fail",
             "matchConstraints": {
                 "matchPolicy": "Equivalent",
-                # There are the ledgers, large and often written; and nobody but us may write anything there.
-                "namespaceSelector": elsewhere(config.system_namespace),
+                # The system namespace holds the ledgers, which are large and written often; only Quotient has access.
+                "namespaceSelector": other_namespaces_selector(config.system_namespace),
                 "resourceRules": [
                     {
                         "apiGroups": [""],
@@ -45,20 +47,25 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
                 ],
             },
             "matchConditions": [
-                {"name": "is-a-quota-or-its-status", "expression": f"{is_quota(config)} || {is_status()}"},
+                {
+                    "name": "is-a-quota-or-its-status",
+                    "expression": f"{quota_expression(config)} || {status_expression()}",
+                },
             ],
             "variables": [
                 {"name": "verb", "expression": "request.operation.lowerAscii()"},
+                # Not request.name: it may be empty for a generated name, and is when a collection is deleted.
                 {
                     "name": "name",
                     "expression": "[object, oldObject].filter(o, o != null && has(o.metadata.name))"
                     ".map(o, o.metadata.name).join(' ').split(' ')[0]",
                 },
-                {"name": "isQuota", "expression": is_quota(config)},
+                {"name": "isQuota", "expression": quota_expression(config)},
                 {
                     "name": "resource",
                     "expression": f"variables.isQuota ? '{QUOTA_RESOURCE}' : '{QUOTA_RESOURCE}/status'",
                 },
+                # The namespace controller has no RBAC on quotas, and has to be able to empty a terminating namespace.
                 {
                     "name": "isGoing",
                     "expression": "request.operation == 'DELETE' && namespaceObject != null && "
@@ -68,14 +75,14 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
             "validations": [
                 {
                     "expression": "variables.isGoing || ("
-                    + may("variables.isQuota", f".resource('{QUOTA_RESOURCE}')")
+                    + authorized_expression("variables.isQuota", f".resource('{QUOTA_RESOURCE}')")
                     + " && "
-                    + may(is_status(), f".resource('{QUOTA_RESOURCE}').subresource('status')")
+                    + authorized_expression(status_expression(), f".resource('{QUOTA_RESOURCE}').subresource('status')")
                     + ")",
-                    "messageExpression": "request.userInfo.username + ' may not ' + variables.verb + ' the GPU quota ' "
-                    "+ request.namespace + '/' + variables.name + ': that takes the verb ' + variables.verb + "
-                    f"' on ' + variables.resource + ' of {API_GROUP}, and the right to edit ConfigMaps is not enough; "
-                    "ask those who run the cluster'",
+                    "messageExpression": "'user ' + request.userInfo.username + ' may not ' + variables.verb + "
+                    "' the GPU quota ' + request.namespace + '/' + variables.name + ': RBAC must allow the verb ' + "
+                    f"variables.verb + ' on ' + variables.resource + ' in API group {API_GROUP} (permission to edit "
+                    "ConfigMaps is not enough); ask a cluster administrator for it'",
                     "reason": "Forbidden",
                 }
             ],
@@ -90,33 +97,33 @@ def quota_policy_objects(config: AdmissionConfig) -> list[dict[str, Any]]:
     return [policy, binding]
 
 
-def is_quota(config: AdmissionConfig) -> str:
-    """Match a quota, before or after the change."""
+def quota_expression(config: AdmissionConfig) -> str:
+    """Return CEL that is true for a quota, as it is before or after the operation."""
     labels = ", ".join(f"'{names.quota_label}'" for names in config.scheme.all_names)
     labelled = (
         "[object, oldObject].exists(o, o != null && has(o.metadata.labels) && "
         f"[{labels}].exists(l, l in o.metadata.labels && o.metadata.labels[l] == 'true'))"
     )
-    return f"({labelled} || (request.namespace == '{LEGACY_NAMESPACE}' && {is_named(LEGACY_NAME)}))"
+    return f"({labelled} || (request.namespace == '{LEGACY_NAMESPACE}' && {name_expression(LEGACY_NAME)}))"
 
 
-def is_status() -> str:
-    """Match what the controller shows to a namespace."""
-    return f"({is_named(QUOTA_STATUS)})"
+def status_expression() -> str:
+    """Return CEL that is true for the ConfigMap in which the controller shows the quota's usage."""
+    return f"({name_expression(QUOTA_STATUS)})"
 
 
-def is_named(name: str) -> str:
-    """Match an object's name. A request has none where a collection is deleted, as at the end of a namespace."""
+def name_expression(name: str) -> str:
+    # Not request.name, which is empty when a collection is deleted, as the namespace controller does.
     return f"[object, oldObject].exists(o, o != null && has(o.metadata.name) && o.metadata.name == '{name}')"
 
 
-def may(condition: str, resource: str) -> str:
-    """Demand a right where something is so."""
+def authorized_expression(condition: str, resource: str) -> str:
+    """Return CEL that is true unless the condition holds and the user lacks the verb on the resource."""
     check = f"authorizer.group('{API_GROUP}'){resource}.namespace(request.namespace).name(variables.name)"
     return f"(!{condition} || {check}.check(variables.verb).allowed())"
 
 
-def elsewhere(namespace: str) -> dict[str, Any]:
-    """Select all namespaces but one."""
+def other_namespaces_selector(namespace: str) -> dict[str, Any]:
+    """Select every namespace but this one, by the label that the API server sets and keeps."""
     expression = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [namespace]}
     return {"matchExpressions": [expression]}

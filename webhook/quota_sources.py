@@ -1,4 +1,4 @@
-"""What admission has to know of the cluster beside the review: quotas, and the cards there are."""
+"""Where admission gets quotas and card models: from the cluster, or fixed ones for offline checks and tests."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,58 +13,53 @@ from vcuda.scheme import Scheme
 
 
 class ClusterQuotaSource:
-    """Quotas and cards, followed in the cluster."""
+    """The quotas and card models of a cluster, from caches that informers keep up to date.
+
+    `default` is the quota of namespaces that have none.
+    """
 
     def __init__(self, cluster: Cluster, scheme: Scheme, system_namespace: str, default: Quota | None = None) -> None:
-        self._follower = QuotaCache(cluster, scheme, default, LedgerStore(cluster, system_namespace))
+        self._quota_cache = QuotaCache(cluster, scheme, default, LedgerStore(cluster, system_namespace))
         self._catalogue = CatalogueCache(cluster, system_namespace)
 
     def start(self) -> "ClusterQuotaSource":
-        """Begin to follow."""
-        self._follower.start()
+        self._quota_cache.start()
         self._catalogue.start()
         return self
 
     def stop(self) -> None:
-        """End."""
-        self._follower.stop()
+        self._quota_cache.stop()
         self._catalogue.stop()
 
     @property
     def synced(self) -> bool:
-        """Whether everything is known."""
-        return self._follower.synced and self._catalogue.synced
+        return self._quota_cache.synced and self._catalogue.synced
 
     @property
     def invalid(self) -> int:
-        """How many quotas do not parse."""
-        return self._follower.invalid
+        """The number of quotas that do not parse; the last valid version of each applies."""
+        return self._quota_cache.invalid
 
     @property
     def cards(self) -> Sequence[CardModel]:
-        """The kinds of cards that the cluster has."""
         return self._catalogue.cards
 
     def policy(self, namespace: str) -> NamespacePolicy:
-        """Give what the namespace's quotas say together."""
-        return self._follower.policy(namespace)
+        return self._quota_cache.policy(namespace)
 
     def quotas(self, namespace: str) -> tuple[Sequence[Quota], Mapping[str, int]]:
-        """Give the namespace's quotas, and the version of each."""
-        found = self._follower.namespace_quotas(namespace)
-        return found.quotas, found.versions
+        cached = self._quota_cache.namespace_quotas(namespace)
+        return cached.quotas, cached.versions
 
 
 class FixedQuotaSource:
-    """Quotas and cards that are known beforehand: from files, or in a test; none unless given."""
+    """Quotas and card models that never change; none by default."""
 
     def __init__(self, quotas: dict[str, list[Quota]] | None = None, cards: Sequence[CardModel] = ()) -> None:
         self._quotas, self.cards = quotas or {}, cards
 
     def policy(self, namespace: str) -> NamespacePolicy:
-        """Give what the namespace's quotas say together."""
         return combine_policies([quota.policy for quota in self._quotas.get(namespace, ())])
 
     def quotas(self, namespace: str) -> tuple[Sequence[Quota], Mapping[str, int]]:
-        """Give the namespace's quotas."""
         return tuple(self._quotas.get(namespace, ())), {}

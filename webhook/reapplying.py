@@ -1,8 +1,8 @@
-"""The same manifest applied again: what the API server merged over a pod that was rewritten is taken back.
+"""Handles updates of a rewritten pod by the manifest it was created from.
 
-`kubectl apply` compares the live pod with the manifest, and puts back whatever the webhook had rewritten: a key of
-another vocabulary, a memory in bytes, the default scheduler. Most of that can never change on a living pod, so the
-API server would refuse. What means the same as before is undone here; what means something else is refused.
+`kubectl apply` compares the live pod with the manifest and writes back what the webhook had rewritten: keys of another
+vocabulary, memory in bytes, the default scheduler. Most of these fields are immutable on a pod, so the API server
+would reject the update. Changes that mean the same as the stored pod are undone here; others are refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,163 +18,162 @@ from vcuda.request import ContainerRequest, Role, parse_request, read_container
 from vcuda.scheme import option_keys
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import (
+    TERMS_POINTER,
+    add_tolerations,
     clean_environment,
     containers_of,
-    dotted,
-    neutralise_node,
-    rename_wishes,
-    tolerate,
+    remove_node_access,
+    rename_option_annotations,
+    required_terms,
+    was_admitted_by_quotient,
 )
 from webhook.objects import Pod, Term
-from webhook.patching import PatchBuilder, escape_pointer
+from webhook.patching import PatchBuilder, escape_pointer, field_of
 
 
 class ManifestMetadata(msgspec.Struct, frozen=True):
-    """The annotations of a manifest."""
-
     annotations: dict[str, str] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What `kubectl apply` remembers having applied."""
+    """The manifest that `kubectl apply` stores in an annotation."""
 
     metadata: ManifestMetadata = ManifestMetadata()
 
 
 def restore(new: Pod, old: Pod, config: AdmissionConfig) -> tuple[PatchBuilder, list[Reason]]:
-    """Draft what makes an update leave a governed pod as it was rewritten; pods that never were are left alone."""
-    draft = PatchBuilder()
-    if config.names.limits not in old.metadata.noted:
-        return draft, []
-    before = {container.name: container for _, container in containers_of(old.spec)}
-    reading = parse_request(old.spec, old.metadata.noted, config.scheme)
-    shares = {each.name: each for each in reading.request.containers}
+    """Return the patch that undoes changes without meaning, and a reason for each change of the GPU request.
+
+    A pod that Quotient has not rewritten is left alone.
+    """
+    patch = PatchBuilder()
+    if not was_admitted_by_quotient(old, config):
+        return patch, []
+    old_containers = {container.name: container for _, container in containers_of(old.spec)}
+    parsed = parse_request(old.spec, old.metadata.annotations_or_empty, config.scheme)
+    requests = {each.name: each for each in parsed.request.containers}
     reasons: list[Reason] = []
-    for place, container in containers_of(new.spec):
-        known = before.get(container.name)
-        if known is None:
-            continue
-        if known.resources != container.resources:
+    for pointer, container in containers_of(new.spec):
+        before = old_containers.get(container.name)
+        if before is None:
+            continue  # the API server rejects added and renamed containers
+        if before.resources != container.resources:
             reasons += restore_resources(
-                place, container, known, shares.get(container.name), config=config, draft=draft
+                pointer, container, before, requests.get(container.name), config=config, patch=patch
             )
-        if known.env != container.env:
-            clean_environment(place, container, draft, has_gpu=container.name in shares)
-    restore_annotations(new, old, config, draft)
+        if before.env != container.env:
+            clean_environment(pointer, container, patch, has_gpu=container.name in requests)
+    restore_annotations(new, old, config, patch)
+    # These fields are immutable too, except that tolerations can be added.
     if old.spec.scheduler_name == SCHEDULER and config.replaces_scheduler(new.spec.scheduler_name):
-        draft.add("/spec/schedulerName", SCHEDULER)
-    neutralise_node(new, draft)
-    restore_terms(new, old, config, draft)
+        patch.add("/spec/schedulerName", SCHEDULER)
+    remove_node_access(new, patch)
+    restore_terms(new, old, config, patch)
     if old.spec.tolerations != new.spec.tolerations:
-        tolerate(new, config, draft)
-    return draft.finish(new.metadata), reasons
+        add_tolerations(new, config, patch)
+    return patch.finish(new.metadata), reasons
 
 
 def restore_resources(
-    place: str,
+    pointer: str,
     new: Container,
     old: Container,
-    share: ContainerRequest | None,
+    request: ContainerRequest | None,
     *,
     config: AdmissionConfig,
-    draft: PatchBuilder,
+    patch: PatchBuilder,
 ) -> list[Reason]:
-    """Take back a container's amounts that mean what it has; refuse those that mean something else."""
+    """Undo amounts that mean what the container has; return a reason for each that means something else."""
     reasons: list[Reason] = []
-    for part, now, then in parts(new, old):
-        for key in [key for key in now if key in config.scheme.by_key and then.get(key) != now[key]]:
-            inside = f"{place}/resources/{part}/{escape_pointer(key)}"
-            if not means_the_same(now, key, share, config):
-                reasons.append(request_frozen(f"{dotted(place)}.resources.{part}[{key}]", now[key]))
-            elif key in then:
-                draft.add(inside, then[key])
+    for part, now, before in pair_resources(new, old):
+        for key in [key for key in now if key in config.scheme.by_key and before.get(key) != now[key]]:
+            key_pointer = f"{pointer}/resources/{part}/{escape_pointer(key)}"
+            if not means_the_same(now, key, request, config):
+                reasons.append(request_frozen(field_of(key_pointer), now[key]))
+            elif key in before:
+                patch.add(key_pointer, before[key])
             else:
-                draft.remove(inside)
+                patch.remove(key_pointer)
     return reasons
 
 
-def parts(new: Container, old: Container) -> Iterator[tuple[str, ResourceList, ResourceList]]:
-    """Pair limits with limits and requests with requests."""
+def pair_resources(new: Container, old: Container) -> Iterator[tuple[str, ResourceList, ResourceList]]:
+    """Yield limits and requests, each as name, new amounts and old amounts."""
     now, before = new.resources or Resources(), old.resources or Resources()
     yield "limits", now.limits or {}, before.limits or {}
     yield "requests", now.requests or {}, before.requests or {}
 
 
-def means_the_same(written: ResourceList, key: str, before: ContainerRequest | None, config: AdmissionConfig) -> bool:
-    """Tell whether limits, or requests, read in the vocabulary of this key alone, ask for what the container has."""
-    if before is None:
+def means_the_same(amounts: ResourceList, key: str, request: ContainerRequest | None, config: AdmissionConfig) -> bool:
+    """Whether amounts, read in the vocabulary of `key` alone, are the request that the container has."""
+    if request is None:
         return False
+    # The merged amounts hold the stored canonical keys beside those of the manifest.
     keys = config.scheme.by_key[key].keys
-    alone = Container(before.name, Resources(limits={k: v for k, v in written.items() if k in keys}))
-    follows = before.share.memory_follows_cores and config.names.core in keys
-    again, _ = read_container(alone, "", Role.APP, config.scheme, memory_follows_cores=follows)
-    return again is not None and measured(again) == measured(before)
+    alone = Container(request.name, Resources(limits={k: v for k, v in amounts.items() if k in keys}))
+    follows = request.share.memory_follows_cores and config.names.core in keys
+    applied, _ = read_container(alone, "", Role.APP, config.scheme, memory_follows_cores=follows)
+    return applied is not None and comparable_share(applied) == comparable_share(request)
 
 
-def measured(request: ContainerRequest) -> tuple[int, int, bool]:
-    """Give what counts of a share, tokens included."""
+def comparable_share(request: ContainerRequest) -> tuple[int, int, bool]:
+    """Return what two requests for the same share have in common, however their memory was written."""
     return request.share.cores, request.share.memory_count, request.share.memory_follows_cores
 
 
 def request_frozen(field: str, value: str | float) -> Reason:
-    """Say that a living pod keeps its request."""
     return Reason(
         code=Code.REQUEST_FROZEN,
         field=field,
         value=printable(value),
-        message="a pod keeps the share it was admitted with",
-        remedy="delete the pod and create it anew with the new share",
+        message="the GPU request of an existing pod cannot change",
+        remedy="delete the pod and create it again with the new request",
     )
 
 
-def restore_annotations(new: Pod, old: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
-    """Take back annotations of the manifest that were rewritten when it was first applied."""
-    now, before = new.metadata.noted, old.metadata.noted
+def restore_annotations(new: Pod, old: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Undo changes of annotations that the manifest had when the pod was created, and that were rewritten then."""
+    now, before = new.metadata.annotations_or_empty, old.metadata.annotations_or_empty
     if now == before:
         return
-    was, wrong = read_pod_options(before, config.scheme)
-    again, wrong_now = read_pod_options({**now, **canonical_wishes(before, config)}, config.scheme)
-    if not wrong and not wrong_now and was == again:
-        # An ancestor's annotation beside the canonical one, with the same value: renamed before, and again.
-        rename_wishes(new, config, draft)
-    applied, applied_before = manifest_of(now), manifest_of(before)
-    for key in (*config.frozen, *(key for key in now if config.owns(key))):
-        same_manifest = key in applied and applied.get(key) == applied_before.get(key) == now.get(key)
+    old_options, old_mistakes = read_pod_options(before, config.scheme)
+    new_options, new_mistakes = read_pod_options({**now, **canonical_options(before, config)}, config.scheme)
+    if not old_mistakes and not new_mistakes and old_options == new_options:
+        # The manifest's annotation is back under the domain of an ancestor, with the value it had on CREATE.
+        rename_option_annotations(new, config, patch)
+    # What is in the old and the new manifest alike is no change by the user; what was set by hand is in neither, and
+    # is left to the validating webhook.
+    manifest, manifest_before = last_applied_annotations(now), last_applied_annotations(before)
+    for key in (*config.frozen_annotations, *(key for key in now if config.owns_annotation(key))):
+        same_manifest = key in manifest and manifest.get(key) == manifest_before.get(key) == now.get(key)
         if now.get(key) != before.get(key) and same_manifest:
-            draft.annotate(key, before.get(key))
+            patch.annotate(key, before.get(key))
 
 
-def canonical_wishes(annotations: Mapping[str, str], config: AdmissionConfig) -> dict[str, str]:
-    """Give the wishes as they stand under the canonical names."""
+def canonical_options(annotations: Mapping[str, str], config: AdmissionConfig) -> dict[str, str]:
+    """Return the options under the configured domain."""
     return {key: annotations[key] for key in option_keys(config.names) if key in annotations}
 
 
-def manifest_of(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Give the annotations that the manifest itself had, as `kubectl apply` remembers it."""
+def last_applied_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the annotations of the manifest that was last applied; empty if it is absent or malformed."""
     try:
         return decoder_for(Manifest).decode(annotations.get(LAST_APPLIED_ANNOTATION, "{}")).metadata.annotations or {}
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return {}
+        return {}  # users can write anything into this annotation
 
 
-def restore_terms(new: Pod, old: Pod, config: AdmissionConfig, draft: PatchBuilder) -> None:
-    """Keep a pod in its pools: terms that are the old ones without the pools are made the old ones again."""
-    now, before = terms_of(new), terms_of(old)
+def restore_terms(new: Pod, old: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Put the pools back into a node affinity that is the old one without them."""
+    now, before = required_terms(new.spec), required_terms(old.spec)
     labels = (config.names.pool_label, *ANCESTOR_POOL_LABELS)
-    without: list[Term] = []
+    without_pools: list[Term] = []
     for term in before:
         own = [each for each in term.get("matchExpressions") or [] if each.get("key") not in labels]
-        bare: Term = {key: value for key, value in term.items() if key != "matchExpressions"}
-        stripped = {**bare, "matchExpressions": own} if own else bare
-        if stripped not in without:
-            without.append(stripped)
-    if now and now != before and now == without:
-        required = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
-        draft.add(f"{required}/nodeSelectorTerms", before)
-
-
-def terms_of(pod: Pod) -> list[Term]:
-    """Give the terms of the nodes that a pod must be on."""
-    affinity = pod.spec.affinity
-    required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
-    return list(required.node_selector_terms or ()) if required else []
+        rest: Term = {key: value for key, value in term.items() if key != "matchExpressions"}
+        stripped = {**rest, "matchExpressions": own} if own else rest
+        # The rewrite had made one term per pool label of each.
+        if stripped not in without_pools:
+            without_pools.append(stripped)
+    if now and now != before and now == without_pools:
+        patch.add(TERMS_POINTER, before)

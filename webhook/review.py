@@ -1,6 +1,6 @@
-"""AdmissionReview v1, in and out.
+"""Decodes AdmissionReview v1 requests and encodes the responses.
 
-Only what decides is decoded; the objects under review stay raw until it is known what they are.
+The objects under review stay undecoded until their kind is known.
 """
 
 from binascii import b2a_base64
@@ -15,34 +15,34 @@ from vcuda.decoding import decoder_for
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 NULL = Raw(b"null")
-MAX_TOLD = 20
+# Reasons or warnings in one response. The API server ignores warnings beyond 4096 characters in all.
+MAX_SHOWN = 20
 RETRY_AFTER_S = 5
+# The start of every response, encoded once.
 OPENING = b'{"apiVersion":"%s","kind":"%s","response":{"uid":' % (API_VERSION.encode(), KIND.encode())
+# What decoding raises: RecursionError for deeply nested JSON, UnicodeError for invalid UTF-8 in a string.
+DECODE_ERRORS = (msgspec.MsgspecError, RecursionError, UnicodeError)
 encode = msgspec.json.encode
 
 T = TypeVar("T")
 
 
-class GroupKind(Struct, frozen=True):
-    """What an object is."""
-
+class GroupVersionKind(Struct, frozen=True):
     group: str = ""
     version: str = ""
     kind: str = ""
 
 
 class User(Struct, frozen=True):
-    """Who wants something."""
-
     username: str = ""
     groups: tuple[str, ...] = ()
 
 
 class Request(Struct, frozen=True, rename="camel", kw_only=True):
-    """What somebody wants to do to an object."""
+    """The request of a review. `object` is null on DELETE, `old_object` on CREATE."""
 
     uid: str
-    kind: GroupKind
+    kind: GroupVersionKind
     sub_resource: str = ""
     name: str = ""
     namespace: str = ""
@@ -54,8 +54,6 @@ class Request(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class Review(Struct, frozen=True, rename="camel"):
-    """The question."""
-
     api_version: str = ""
     kind: str = ""
     request: Request | None = None
@@ -65,62 +63,67 @@ DECODER = decoder_for(Review)
 
 
 def decode_review(body: bytes) -> Request:
-    """Read a review; a BadRequest says what is wrong with it."""
+    """Return the request of a review; raises BadRequest if the body is no valid AdmissionReview."""
     try:
         review = DECODER.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as wrong:
-        raise BadRequest(f"not an {KIND}: {wrong}") from None
+    except DECODE_ERRORS as error:
+        raise malformed(KIND, error) from None
     if (review.api_version, review.kind) != (API_VERSION, KIND):
         raise BadRequest(
-            f"{review.api_version or 'no apiVersion'}, {review.kind or 'no kind'}: send a {KIND} of {API_VERSION}"
+            f"apiVersion {review.api_version!r}, kind {review.kind!r} is not supported: send {API_VERSION}, {KIND}"
         )
     if review.request is None or not review.request.uid:
         raise BadRequest("request.uid is missing: send the review with its request")
     return review.request
 
 
-def decode_object(raw: Raw, kind: type[T], where: str) -> T:
-    """Read an object under review."""
+def decode_object(raw: Raw, kind: type[T], field: str) -> T:
+    """Decode the object in a field of the review; raises BadRequest if it is malformed."""
     try:
         return decoder_for(kind).decode(raw)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as wrong:
-        raise BadRequest(f"{where} is not a {kind.__name__}: {wrong}") from None
+    except DECODE_ERRORS as error:
+        raise malformed(field, error) from None
+
+
+def malformed(what: str, error: Exception) -> BadRequest:
+    """Return the error for JSON that does not decode: the one place where a decoder's message is shown to a caller."""
+    return BadRequest(f"{what} is malformed: {error}")
 
 
 def encode_answer(uid: str, decision: Decision, operations: list[dict[str, Any]] | None = None) -> bytes:
-    """Write the answer to a review; a patch only with an allowance, and only if there is something to change."""
-    # Put together from its parts: what a patch needs most is to be written once, not three times.
+    """Encode the response to a review. A patch is included only if the object is allowed and something changes."""
+    # Joined from encoded parts: as one struct, the patch would be copied twice more.
     allowed = not decision.reasons
     parts = [OPENING, encode(uid), b',"allowed":true' if allowed else b',"allowed":false']
     if not allowed:
-        parts += (b',"status":', encode(refusal(decision)))
+        parts += (b',"status":', encode(refusal_status(decision)))
     elif operations:
         parts += (b',"patchType":"JSONPatch","patch":"', b2a_base64(encode(operations), newline=False), b'"')
     if decision.warnings:
-        parts += (b',"warnings":', encode(told(decision.warnings)))
+        parts += (b',"warnings":', encode(limit_warnings(decision.warnings)))
     parts.append(b"}}")
     return b"".join(parts)
 
 
-def told(warnings: tuple[str, ...]) -> list[str]:
-    """Give the first warnings, and how many there are more; the API server passes on only so much."""
-    more = len(warnings) - MAX_TOLD
-    return [*warnings[:MAX_TOLD], f"and {more} more warnings"] if more > 0 else list(warnings)
+def limit_warnings(warnings: tuple[str, ...]) -> list[str]:
+    """Return the first warnings, and how many more there are."""
+    more = len(warnings) - MAX_SHOWN
+    return [*warnings[:MAX_SHOWN], f"and {more} more warnings"] if more > 0 else list(warnings)
 
 
-def refusal(decision: Decision) -> dict[str, Any]:
-    """Write the Status of a refusal: for people as a message, for programs as causes."""
-    reasons, count = decision.reasons[:MAX_TOLD], len(decision.reasons)
+def refusal_status(decision: Decision) -> dict[str, Any]:
+    """Return the Status of a refusal: a message for users, and causes for programs."""
+    reasons, count = decision.reasons[:MAX_SHOWN], len(decision.reasons)
     lines = [f"{count} problems:", *(f"- {reason}" for reason in reasons)]
-    if count > MAX_TOLD:
-        lines.append(f"- and {count - MAX_TOLD} more")
-    # What will be decided otherwise in a minute is told as such; clients know when to try again.
-    postponed = all(reason.code is Code.LEDGER_NOT_OPEN for reason in reasons)
+    if count > MAX_SHOWN:
+        lines.append(f"- and {count - MAX_SHOWN} more")
+    # A ledger opens within a minute: 503 with retryAfterSeconds makes clients try again, where 403 is final.
+    is_temporary = all(reason.code is Code.LEDGER_NOT_OPEN for reason in reasons)
     return {
         "status": "Failure",
-        "code": 503 if postponed else 403,
-        "reason": "ServiceUnavailable" if postponed else "Forbidden",
+        "code": 503 if is_temporary else 403,
+        "reason": "ServiceUnavailable" if is_temporary else "Forbidden",
         "message": str(reasons[0]) if count == 1 else "\n".join(lines),
-        "details": ({"retryAfterSeconds": RETRY_AFTER_S} if postponed else {})
+        "details": ({"retryAfterSeconds": RETRY_AFTER_S} if is_temporary else {})
         | {"causes": [{"reason": reason.code, "field": reason.field, "message": str(reason)} for reason in reasons]},
     }

@@ -130,7 +130,7 @@ class Service:
         self.metrics.record_decision(route, request, outcome, took_s)
         self.decisions.record(route, request, outcome)
         if outcome.decision.reasons:
-            self.owner_events.note(request, outcome)
+            self.owner_events.enqueue(request, outcome)
 
     def record_failure(self, route: str, cause: str) -> None:
         self.metrics.record_failure(route, cause)

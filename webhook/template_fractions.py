@@ -1,8 +1,9 @@
-"""Parts of a card in workloads' templates: made whole numbers, and made again whenever the author changes them.
+"""Rewrites fractions of a card (`inspur.com/gpu: 0.3`) in the pod templates of workloads.
 
-The API server would refuse `0.3` in a template, so the template gets canonical amounts, and an annotation that records
-which containers were so rewritten. What the author changes later is merged over that: a new part of a card, whole
-cards, another vocabulary, none at all, another name. Then what was put in before is a leftover, and is taken out again.
+The API server rejects a template with a fraction of an extended resource, so here the webhook writes canonical amounts
+into the template, and records the containers in an annotation of the template. When the user changes the manifest,
+`kubectl apply` merges the change over those amounts: another fraction, whole cards, another vocabulary, no GPU, or a
+renamed container. The record tells which amounts the webhook has written, so that they can be removed again.
 """
 
 import re
@@ -15,169 +16,158 @@ from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.request import TOKEN_MEMORY_UNITS, Role, read_container
 from vcuda.vocabulary import Share
 from webhook.admission_config import AdmissionConfig
-from webhook.mutating import containers_of, is_count
-from webhook.objects import AdmittedContainer, Metadata, Template
-from webhook.patching import PatchBuilder, escape_pointer
+from webhook.mutating import containers_of, is_same_amount, patch_amounts, split_names
+from webhook.objects import AdmittedContainer, AdmittedMetadata, Template
+from webhook.patching import PatchBuilder
 
+# Users can edit the annotation: entries that do not match are ignored.
 RECORD = re.compile(r"(?P<name>[^=,]+)=(?P<cores>[1-9][0-9]?)", re.ASCII)
 
 
-class ContainerAmounts(Struct):
-    """What a container asks for under our keys, in the making."""
+class GpuAmounts(Struct):
+    """The GPU resources of a container, in any vocabulary. Mutable: a rewrite edits them, then patches the template."""
 
     limits: ResourceList
     requests: ResourceList | None
 
     @property
-    def parts(self) -> list[ResourceList]:
-        """Limits, and requests where there are any."""
+    def lists(self) -> list[ResourceList]:
+        """The limits, and the requests if there are any."""
         return [self.limits] if self.requests is None else [self.limits, self.requests]
 
     def drop(self, keys: Collection[str]) -> None:
-        """Take keys out."""
-        for part in self.parts:
+        for amounts in self.lists:
             for key in keys:
-                part.pop(key, None)
+                amounts.pop(key, None)
 
 
 def rewrite_fractions(
     template: Template, before: Template | None, manifest: Template | None, config: AdmissionConfig
 ) -> PatchBuilder:
-    """Draft canonical amounts for parts of a card. `manifest` is what was applied, if that is known."""
-    draft = PatchBuilder()
-    # The template's own record is newer where this call has rewritten it before; a replaced template may have none.
-    recorded = record_of(before.metadata if before else None, config) | record_of(template.metadata, config)
-    now: dict[str, int] = {}
+    """Return the patch of a template. `manifest` is the template that was last applied, if it is known."""
+    names, patch = config.names, PatchBuilder()
+    # The record of the new template wins: it is newer if an earlier call for this request has rewritten it. A template
+    # that was replaced has none, so the old one's counts too.
+    recorded = recorded_rewrites(before.metadata if before else None, config)
+    recorded |= recorded_rewrites(template.metadata, config)
+    rewritten: dict[str, int] = {}
     following: list[str] = []
-    for place, container in containers_of(template.spec):
-        amounts = ours_of(container, config)
-        old = recorded.get(container.name)
-        if old is not None and is_leftover(amounts, old, config):
-            if speaks_otherwise(amounts, config) or is_dropped(container.name, manifest, config):
-                amounts.drop((config.names.core, config.names.memory))
+    for pointer, container in containers_of(template.spec):
+        amounts = gpu_amounts(container, config)
+        cores = recorded.get(container.name)
+        if cores is not None and is_written_by_webhook(amounts, cores, config):
+            # The user has changed the manifest if there is another amount beside ours, or none in the manifest.
+            if has_other_amounts(amounts, config) or is_without_gpu(container.name, manifest, config):
+                amounts.drop((names.core, names.memory))
             else:
-                now[container.name] = old
-        share = part_of_card(amounts, container.name, config)
+                rewritten[container.name] = cores
+        share = read_fraction(amounts, container.name, config)
         if share is not None:
-            now[container.name] = share.cores
-            amounts.drop((config.names.cards,))
-            for part in amounts.parts:
-                part |= {config.names.core: str(share.cores), config.names.memory: str(share.memory_count)}
-        elif may_follow(amounts, config):
+            rewritten[container.name] = share.cores
+            amounts.drop((names.cards,))
+            for each in amounts.lists:
+                # In place: these are the dicts of `amounts`.
+                each |= {names.core: str(share.cores), names.memory: str(share.memory_count)}
+        elif may_follow_core(amounts, config):
             following.append(container.name)
-        write(place, container, amounts, config, draft)
-    annotate(template.metadata, recorded, now, following, config=config, draft=draft)
-    return draft.finish(template.metadata)
+        patch_amounts(pointer, container, amounts.limits, amounts.requests, config=config, patch=patch)
+    record_rewrites(template.metadata, recorded, rewritten, following, config=config, patch=patch)
+    return patch.finish(template.metadata)
 
 
-def record_of(metadata: Metadata | None, config: AdmissionConfig) -> dict[str, int]:
-    """Read which containers were rewritten before, and to how many cores."""
-    text = (metadata.noted if metadata else {}).get(config.names.cards_rewritten, "")
-    return {found["name"]: int(found["cores"]) for found in RECORD.finditer(text)}
+def recorded_rewrites(metadata: AdmittedMetadata | None, config: AdmissionConfig) -> dict[str, int]:
+    """Return the containers that were rewritten before, with the cores that were written."""
+    text = (metadata.annotations_or_empty if metadata else {}).get(config.names.cards_rewritten, "")
+    return {match["name"]: int(match["cores"]) for match in RECORD.finditer(text)}
 
 
-def ours_of(container: AdmittedContainer, config: AdmissionConfig) -> ContainerAmounts:
-    """Give what a container asks for under our keys."""
+def gpu_amounts(container: AdmittedContainer, config: AdmissionConfig) -> GpuAmounts:
     resources = container.resources or Resources()
     by_key = config.scheme.by_key
     limits = {key: value for key, value in (resources.limits or {}).items() if key in by_key}
     if resources.requests is None:
-        return ContainerAmounts(limits, None)
-    return ContainerAmounts(limits, {key: value for key, value in resources.requests.items() if key in by_key})
+        return GpuAmounts(limits, None)
+    return GpuAmounts(limits, {key: value for key, value in resources.requests.items() if key in by_key})
 
 
-def is_leftover(amounts: ContainerAmounts, cores: int, config: AdmissionConfig) -> bool:
-    """Tell whether canonical amounts are those that were put in."""
-    wanted = {config.names.core: str(cores), config.names.memory: str(TOKEN_MEMORY_UNITS)}
-    return all(key in amounts.limits and is_count(amounts.limits[key], value) for key, value in wanted.items())
+def is_written_by_webhook(amounts: GpuAmounts, cores: int, config: AdmissionConfig) -> bool:
+    """Whether the canonical amounts are still those of an earlier rewrite to this many cores."""
+    # Limits are enough: Kubernetes requires requests of extended resources to be equal.
+    written = {config.names.core: str(cores), config.names.memory: str(TOKEN_MEMORY_UNITS)}
+    return all(key in amounts.limits and is_same_amount(amounts.limits[key], value) for key, value in written.items())
 
 
-def speaks_otherwise(amounts: ContainerAmounts, config: AdmissionConfig) -> bool:
-    """Tell whether there is anything but canonical amounts."""
-    own = (config.names.core, config.names.memory)
-    return any(key not in own and not is_zero(part[key]) for part in amounts.parts for key in part)
+def has_other_amounts(amounts: GpuAmounts, config: AdmissionConfig) -> bool:
+    """Whether the container requests GPUs in another vocabulary than the canonical one."""
+    canonical = (config.names.core, config.names.memory)
+    return any(key not in canonical and not is_zero(each[key]) for each in amounts.lists for key in each)
 
 
 def is_zero(amount: str | float) -> bool:
-    """Tell whether an amount counts as absent."""
+    """Whether an amount counts as absent."""
     try:
         return parse_quantity(amount).nanos == 0
     except QuantityError:
         return False
 
 
-def is_dropped(name: str, manifest: Template | None, config: AdmissionConfig) -> bool:
-    """Tell whether what was applied has this container without any GPU."""
+def is_without_gpu(name: str, manifest: Template | None, config: AdmissionConfig) -> bool:
+    """Whether the manifest that was applied has this container, and no GPU for it."""
     if manifest is None:
         return False
-    found = [container for _, container in containers_of(manifest.spec) if container.name == name]
-    return bool(found) and not any(part for container in found for part in ours_of(container, config).parts)
+    matches = [container for _, container in containers_of(manifest.spec) if container.name == name]
+    return bool(matches) and not any(each for container in matches for each in gpu_amounts(container, config).lists)
 
 
-def part_of_card(amounts: ContainerAmounts, name: str, config: AdmissionConfig) -> Share | None:
-    """Read a part of a card; None if there is none, if it cannot be read, or if another vocabulary stands beside it."""
+def read_fraction(amounts: GpuAmounts, name: str, config: AdmissionConfig) -> Share | None:
+    """Return the share of a container that requests a fraction of a card.
+
+    None if it requests none, if the amount is invalid, or if there are amounts of another vocabulary beside it.
+    """
     key = config.names.cards
-    parts = [part[key] for part in amounts.parts if key in part]
-    if not any(map(is_fraction, parts)) or any(set(part) - {key} for part in amounts.parts):
+    values = [each[key] for each in amounts.lists if key in each]
+    if not any(map(is_fraction, values)) or any(set(each) - {key} for each in amounts.lists):
         return None
-    alone = Container(name, Resources(amounts.limits, amounts.requests))
-    found, _ = read_container(alone, "", Role.APP, config.scheme, memory_follows_cores=False)
-    return found.share if found else None
+    cards_only = Container(name, Resources(amounts.limits, amounts.requests))
+    request, _ = read_container(cards_only, "", Role.APP, config.scheme, memory_follows_cores=False)
+    return request.share if request else None
 
 
 def is_fraction(amount: str | float) -> bool:
-    """Tell whether an amount is no whole number, which Kubernetes allows for no resource of this sort."""
+    """Whether an amount is valid and not a whole number, which Kubernetes requires of extended resources."""
     try:
         return not parse_quantity(amount).is_whole
     except QuantityError:
         return False
 
 
-def may_follow(amounts: ContainerAmounts, config: AdmissionConfig) -> bool:
-    """Tell whether memory can follow the cores here: there are some, and no memory but perhaps a token."""
+def may_follow_core(amounts: GpuAmounts, config: AdmissionConfig) -> bool:
+    """Whether memory can follow the cores: there are cores, and no memory but perhaps the token of one unit."""
     memory = amounts.limits.get(config.names.memory)
-    return config.names.core in amounts.limits and (memory is None or is_count(memory, str(TOKEN_MEMORY_UNITS)))
+    return config.names.core in amounts.limits and (memory is None or is_same_amount(memory, str(TOKEN_MEMORY_UNITS)))
 
 
-def write(
-    place: str, container: AdmittedContainer, amounts: ContainerAmounts, config: AdmissionConfig, draft: PatchBuilder
-) -> None:
-    """Draft what makes a container ask for these amounts under our keys, and for all else as before."""
-    resources = container.resources or Resources()
-    by_key = config.scheme.by_key
-    for part, written, wanted in (
-        ("limits", resources.limits, amounts.limits),
-        ("requests", resources.requests, amounts.requests),
-    ):
-        if wanted is None or (written is None and not wanted):
-            continue
-        inside = f"{place}/resources/{part}"
-        if written is None:
-            draft.add(inside, wanted)
-            continue
-        for key in written:
-            if key in by_key and key not in wanted:
-                draft.remove(f"{inside}/{escape_pointer(key)}")
-        for key, value in wanted.items():
-            if written.get(key) != value:
-                draft.add(f"{inside}/{escape_pointer(key)}", value)
-
-
-def annotate(
-    metadata: Metadata | None,
+def record_rewrites(
+    metadata: AdmittedMetadata | None,
     recorded: dict[str, int],
-    now: dict[str, int],
+    rewritten: dict[str, int],
     following: list[str],
     *,
     config: AdmissionConfig,
-    draft: PatchBuilder,
+    patch: PatchBuilder,
 ) -> None:
-    """Record what was rewritten, and let memory follow there and no longer where it was."""
-    if not recorded and not now:
+    """Write the record, and keep the list of containers whose memory follows their cores in step with it.
+
+    The user may have listed containers too. A container leaves the list only if the webhook had added it, it is no
+    longer rewritten, and its amounts would be invalid in the list.
+    """
+    if not recorded and not rewritten:
         return
-    listed = (metadata.noted if metadata else {}).get(config.names.memory_follows_core, "")
-    present = [name.strip() for name in listed.split(",") if name.strip()]
-    gone = set(recorded) - set(now) - set(following)
-    names = [*(name for name in present if name not in gone), *(name for name in now if name not in present)]
-    draft.annotate(config.names.memory_follows_core, ",".join(names) or None)
-    draft.annotate(config.names.cards_rewritten, ",".join(f"{name}={cores}" for name, cores in now.items()) or None)
+    listed = (metadata.annotations_or_empty if metadata else {}).get(config.names.memory_follows_core, "")
+    present = split_names(listed)
+    dropped = set(recorded) - set(rewritten) - set(following)
+    names = [*(name for name in present if name not in dropped), *(name for name in rewritten if name not in present)]
+    patch.annotate(config.names.memory_follows_core, ",".join(names) or None)
+    patch.annotate(
+        config.names.cards_rewritten, ",".join(f"{name}={cores}" for name, cores in rewritten.items()) or None
+    )

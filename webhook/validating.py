@@ -1,12 +1,14 @@
-"""What is refused, and why: every mistake of an object in one answer.
+"""Validates pods and Bindings, and returns every mistake of an object in one answer.
 
-On CREATE a pod is held to all rules, and to being exactly what the mutating webhook makes of it: nothing that another
-webhook changed afterwards, and nothing that never passed it, gets in. On UPDATE only what changed is looked at, and
-only where it is Quotient's: a pod that was admitted under other rules must remain usable.
+On CREATE a pod has to satisfy all rules, and has to be exactly what the mutating webhook makes of it: neither a pod
+that bypassed the mutating webhook nor one that another webhook changed afterwards gets in. On UPDATE only changes of
+what belongs to Quotient are checked, so that a pod that was admitted under other rules can still be updated.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -17,18 +19,20 @@ from vcuda.pod import PodSpec, Resources
 from vcuda.pod_options import annotation_field
 from vcuda.request import iter_containers
 from webhook.admission_config import AdmissionConfig
-from webhook.mutating import is_reserved, rewrite
-from webhook.objects import AdmittedContainer, Binding, Pod, Variable
+from webhook.mutating import is_reserved_variable, rewrite, was_admitted_by_quotient
+from webhook.objects import AdmittedContainer, Binding, EnvVar, Pod
+from webhook.patching import Operation, field_of
 from webhook.pod_parsing import ParsedPod
 from webhook.pod_warnings import pod_warnings
 from webhook.review import User
 
+# A kubelet authenticates with this group and with its node's name: the node authorizer requires both as well.
 NODES_GROUP = "system:nodes"
 NODE_PREFIX = "system:node:"
 
 
 class PodToBind(Struct, frozen=True):
-    """A pod that somebody wants to put on a node."""
+    """The pod of a Binding, as it is stored."""
 
     uid: str
     annotations: dict[str, str]
@@ -38,43 +42,43 @@ class PodToBind(Struct, frozen=True):
 def check_created(
     pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, user: User
 ) -> Decision:
-    """Check a pod that is to be created."""
-    if MIRROR_ANNOTATION in pod.metadata.noted:
+    if MIRROR_ANNOTATION in pod.metadata.annotations_or_empty:
         return check_mirror(pod, parsed, config, user)
     reasons = pod_mistakes(pod, parsed, config, policy)
     if not reasons:
-        reasons = not_rewritten(pod, parsed, config, policy)
+        # Pods with mistakes are not rewritten, so they would always differ.
+        reasons = check_rewritten(pod, parsed, config, policy)
     return Decision(tuple(reasons)) if reasons else Decision(warnings=tuple(pod_warnings(pod, parsed, config)))
 
 
 def pod_mistakes(
-    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, path: str = ""
+    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, field_prefix: str = ""
 ) -> list[Reason]:
-    """Find what its author has to change on a pod, or on a template that stands at `path`."""
+    """Return what the user has to change on a pod, or on a template whose fields start with `field_prefix`."""
     reasons = list(parsed.reasons)
     if parsed.is_gpu:
         reasons += check_scheduling(pod, config)
-        reasons += check_pools(policy)
-    return [moved(reason, path) for reason in reasons] if path else reasons
+    if field_prefix:
+        reasons = [with_field_prefix(reason, field_prefix) for reason in reasons]
+    return [*reasons, *check_pools(pod, policy)] if parsed.is_gpu else reasons
 
 
-def moved(reason: Reason, path: str) -> Reason:
-    """Say where a reason stands in the object that holds the pod's template."""
-    return replace(reason, field=path + reason.field)
+def with_field_prefix(reason: Reason, field_prefix: str) -> Reason:
+    return replace(reason, field=field_prefix + reason.field)
 
 
 def check_scheduling(pod: Pod, config: AdmissionConfig) -> list[Reason]:
-    """Refuse what goes past the scheduler, which alone knows which GPUs are free."""
+    """Refuse pods that bypass Quotient's scheduler: no other component knows which GPUs are free."""
     reasons = []
     if pod.spec.node_name:
+        node = printable(pod.spec.node_name)
         reasons.append(
             Reason(
                 code=Code.NODE_CHOSEN,
                 field="spec.nodeName",
-                value=printable(pod.spec.node_name),
-                message="a pod with GPUs is put on a node by Quotient's scheduler alone",
-                remedy="remove nodeName; to choose a node, write nodeSelector: {kubernetes.io/hostname: "
-                f"{printable(pod.spec.node_name)}}}",
+                value=node,
+                message=f"only {SCHEDULER} may assign a pod with GPUs to a node",
+                remedy=f"remove nodeName; to select a node, use nodeSelector: {{kubernetes.io/hostname: {node}}}",
             )
         )
     name = pod.spec.scheduler_name
@@ -84,74 +88,110 @@ def check_scheduling(pod: Pod, config: AdmissionConfig) -> list[Reason]:
                 code=Code.SCHEDULER_FOREIGN,
                 field="spec.schedulerName",
                 value=printable(name),
-                message=f"a pod with GPUs is scheduled by {SCHEDULER}, which knows which of them are free",
-                remedy=f"remove schedulerName, or write {SCHEDULER}",
+                message=f"only {SCHEDULER} may schedule a pod with GPUs",
+                remedy=f"remove schedulerName, or set it to {SCHEDULER}",
             )
         )
     return reasons
 
 
-def check_pools(policy: NamespacePolicy) -> list[Reason]:
-    """Refuse where the quotas of a namespace leave it no node."""
+def check_pools(pod: Pod, policy: NamespacePolicy) -> list[Reason]:
+    """Refuse a pod that no node could run: None means any pool, but an empty tuple means none."""
     if policy.pools != ():
         return []
     return [
         Reason(
             code=Code.POOL_NOT_GRANTED,
             field="metadata.namespace",
-            value="",
-            message="the quotas of this namespace have no node pool in common, so there is no node for its pods",
-            remedy="have the quotas' pools corrected",
+            value=printable(pod.metadata.namespace),
+            message="the quotas of this namespace have no node pool in common, so its pods can run on no node",
+            remedy="ask an administrator to correct the pools in these quotas",
         )
     ]
 
 
 def check_mirror(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, user: User) -> Decision:
-    """Believe that a pod runs on a node already only if that node says so: it is shown as it is, forged or not."""
+    """Allow a mirror pod with GPUs only from the kubelet of its node.
+
+    Any user can set the annotation, and a mirror pod is neither rewritten nor charged.
+    """
     node = pod.spec.node_name or ""
-    if not parsed.is_gpu and not any(map(config.owns, pod.metadata.noted)):
+    annotations = pod.metadata.annotations_or_empty
+    if not parsed.is_gpu and not any(map(config.owns_annotation, annotations)):
         return Decision()
+    field = annotation_field(MIRROR_ANNOTATION)
     if NODES_GROUP in user.groups and node and user.username == f"{NODE_PREFIX}{node}":
-        return Decision(warnings=("a static pod with GPUs runs outside quotas and placement",))
-    return Decision(
-        (
-            Reason(
-                code=Code.MIRROR_FORGED,
-                field=annotation_field(MIRROR_ANNOTATION),
-                value=printable(pod.metadata.noted[MIRROR_ANNOTATION]),
-                message=f"only the kubelet of node {printable(node) or 'spec.nodeName'} may create a mirror pod",
-                remedy="remove the annotation",
-            ),
-        )
+        return Decision(warnings=(f"{field}: the GPUs of a static pod are neither charged to a quota nor scheduled",))
+    creator = f"the kubelet of node {printable(node)}" if node else "a kubelet, for the node in spec.nodeName,"
+    forged = Reason(
+        code=Code.MIRROR_FORGED,
+        field=field,
+        value=printable(annotations[MIRROR_ANNOTATION]),
+        message=f"only {creator} may create a mirror pod",
+        remedy="remove the annotation",
+    )
+    return Decision((forged,))
+
+
+def check_rewritten(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy) -> list[Reason]:
+    """Refuse a pod that the mutating webhook would still change: one reason for each operation of its patch."""
+    operations = rewrite(pod, parsed, config, policy).operations
+    if not operations:
+        return []
+    # Only on refusal: a conversion of the whole pod would slow down every admission.
+    current = msgspec.to_builtins(pod)
+    return [not_rewritten(operation, current) for operation in operations]
+
+
+def not_rewritten(operation: Operation, current: dict[str, Any]) -> Reason:
+    """Return the difference between a pod and what the mutating webhook makes of it."""
+    value = value_at(current, operation["path"])
+    expected = format_value(operation.get("value"))
+    if operation["op"] == "remove":
+        message = "not allowed: Quotient's mutating webhook removes it"
+    elif value is None:
+        message = f"missing: Quotient's mutating webhook adds {expected}"
+    else:
+        message = f"differs: Quotient's mutating webhook writes {expected}"
+    return Reason(
+        code=Code.NOT_REWRITTEN,
+        field=field_of(operation["path"]),
+        value="" if value is None else format_value(value),
+        message=message,
+        remedy="create the pod again; if this persists, check that this webhook is registered and that no other "
+        "webhook changes the pod after it",
     )
 
 
-def not_rewritten(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy) -> list[Reason]:
-    """Refuse a pod that is not as the mutating webhook leaves it."""
-    return [
-        Reason(
-            code=Code.NOT_REWRITTEN,
-            field=str(operation["path"])[1:].replace("/", ".").replace("~1", "/"),
-            value=printable(operation.get("value", "")),
-            message="not as Quotient's mutating webhook leaves it"
-            + (", which would take it out" if operation["op"] == "remove" else ""),
-            remedy="try again; if it stays so, another webhook changes the pod after Quotient's, or Quotient's "
-            "mutating webhook is not registered",
-        )
-        for operation in rewrite(pod, parsed, config, policy).operations
-    ]
+def value_at(value: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return what a JSON pointer refers to; None if there is nothing."""
+    for step in pointer.split("/")[1:]:
+        if isinstance(value, dict):
+            value = value.get(step.replace("~1", "/").replace("~0", "~"))
+        elif isinstance(value, list | tuple) and step.isdecimal():
+            value = value[int(step)]
+        else:
+            return None
+    return value
+
+
+def format_value(value: Any) -> str:  # noqa: ANN401 - any JSON
+    """Return a value as a message shows it: text as it is, anything else as JSON, shortened."""
+    return printable(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def check_updated(new: Pod, old: Pod, config: AdmissionConfig, user: User) -> Decision:
-    """Check what an update changes of a pod; Quotient itself may change what it owns."""
-    if config.is_quotient(user.username):
+    """Check which annotations an update changes; Quotient itself may change those it owns."""
+    if config.is_own_service_account(user.username):
         return Decision()
-    now, before = new.metadata.noted, old.metadata.noted
+    now, before = new.metadata.annotations_or_empty, old.metadata.annotations_or_empty
     if now == before:
         return Decision()
-    owned = [key for key in {**before, **now} if config.owns(key) and now.get(key) != before.get(key)]
-    # Also on a pod that was there before Quotient: it is charged by what its annotations say.
-    frozen = [key for key in config.frozen if now.get(key) != before.get(key)] if is_charged(old, config) else []
+    # Keys of both, because removing an owned annotation is a change too.
+    owned = [key for key in {**before, **now} if config.owns_annotation(key) and now.get(key) != before.get(key)]
+    # A pod that was created before Quotient was installed is charged by its annotations too.
+    is_charged = has_gpu(before, old.spec, config)
+    frozen = [key for key in config.frozen_annotations if now.get(key) != before.get(key)] if is_charged else []
     return Decision(
         tuple(
             [annotation_owned(key, now, before) for key in owned]
@@ -160,108 +200,102 @@ def check_updated(new: Pod, old: Pod, config: AdmissionConfig, user: User) -> De
     )
 
 
-def is_charged(pod: Pod, config: AdmissionConfig) -> bool:
-    """Tell whether a pod holds something of its namespace's quota."""
-    return has_gpu(pod.metadata.noted, pod.spec, config)
-
-
-def is_governed(pod: Pod, config: AdmissionConfig) -> bool:
-    """Tell whether a pod was admitted by Quotient, and charged."""
-    return config.names.limits in pod.metadata.noted
-
-
 def annotation_owned(key: str, now: Mapping[str, str], before: Mapping[str, str]) -> Reason:
-    """Say that an annotation is not the user's."""
     return Reason(
         code=Code.ANNOTATION_OWNED,
         field=annotation_field(key),
         value=printable(now.get(key, "")),
-        message="written by Quotient alone",
-        remedy=f"leave it as it is: {printable(before[key])}" if key in before else "remove it",
+        message="only Quotient may write this annotation",
+        remedy=f"restore its value {printable(before[key])}" if key in before else "remove it",
     )
 
 
 def annotation_frozen(key: str, now: Mapping[str, str], before: Mapping[str, str], canonical: str) -> Reason:
-    """Say that an annotation cannot change any more; an ancestor's was kept under its canonical name."""
-    kept = before.get(key, before.get(canonical))
+    """Return the reason for a changed option. An ancestor's key was stored under its canonical name."""
+    admitted = before.get(key, before.get(canonical))
+    with_what = "without this annotation" if admitted is None else f"with {printable(admitted)!r}"
     return Reason(
         code=Code.ANNOTATION_FROZEN,
         field=annotation_field(key),
         value=printable(now.get(key, "")),
-        message="the pod was charged and placed with "
-        + ("no such annotation" if kept is None else f"{printable(kept)!r}"),
-        remedy="delete the pod and create it anew, or leave the annotation as it was",
+        message=f"cannot change: the pod was admitted and charged {with_what}",
+        remedy="undo the change, or delete the pod and create it again",
     )
 
 
 def check_ephemeral(new: Pod, old: Pod, parsed: ParsedPod, config: AdmissionConfig) -> Decision:
-    """Check containers that are added to a running pod: they see the GPUs of none."""
-    if not parsed.is_gpu and not is_governed(old, config):
+    """Check containers that are added to a running GPU pod: they cannot request GPUs, and must not see any."""
+    if not parsed.is_gpu and not was_admitted_by_quotient(old, config):
         return Decision()
-    known = {container.name for container in old.spec.ephemeral_containers or ()}
+    present = {container.name for container in old.spec.ephemeral_containers or ()}
     return Decision(
         tuple(
             Reason(
                 code=Code.NOT_REWRITTEN,
                 field=f"spec.ephemeralContainers[{index}].env[{printable(variable.name)}]",
                 value=printable(variable.value or ""),
-                message="which GPUs a container sees follows from its request, and such a container can have none",
-                remedy=f"leave such variables out, or write {VISIBLE_DEVICES}={NO_DEVICES}",
+                message="an ephemeral container must not see the GPUs of its pod",
+                remedy=f"set {VISIBLE_DEVICES}={NO_DEVICES}, and no other variable that selects GPUs",
             )
             for index, container in enumerate(new.spec.ephemeral_containers or ())
-            if container.name not in known
-            for variable in reserved_in(container)
+            if container.name not in present
+            for variable in exposing_variables(container)
         )
     )
 
 
-def reserved_in(container: AdmittedContainer) -> list[Variable]:
-    """Find what keeps a container from being one that sees no GPU; that it is not said at all counts as well."""
-    found = [variable for variable in container.env or () if is_reserved(variable.name)]
-    blind = [variable for variable in found if (variable.name, variable.value) == (VISIBLE_DEVICES, NO_DEVICES)]
-    wrong = [variable for variable in found if variable not in blind]
-    return wrong or ([] if blind else [Variable(VISIBLE_DEVICES)])
+def exposing_variables(container: AdmittedContainer) -> list[EnvVar]:
+    """Return the variables that let a container see GPUs; NVIDIA_VISIBLE_DEVICES without a value if it is absent."""
+    # Absent, the image decides, and CUDA images set it to `all`.
+    reserved = [variable for variable in container.env or () if is_reserved_variable(variable.name)]
+    hiding = [variable for variable in reserved if (variable.name, variable.value) == (VISIBLE_DEVICES, NO_DEVICES)]
+    exposing = [variable for variable in reserved if variable not in hiding]
+    return exposing or ([] if hiding else [EnvVar(VISIBLE_DEVICES)])
 
 
 def check_binding(binding: Binding, pod_to_bind: PodToBind | None, config: AdmissionConfig, user: User) -> Decision:
-    """Check that nobody but the scheduler puts a GPU pod on a node, nor writes placements on any pod.
-
-    A pod that is not there yet may be there, with GPUs, when the binding takes effect; and so may another of its name.
-    """
+    """Allow only schedulers to bind GPU pods, and only Quotient to write a placement with a Binding."""
     if config.may_bind(user.username):
         return Decision()
-    reasons = [annotation_owned(key, binding.metadata.noted, {}) for key in binding.metadata.noted if config.owns(key)]
-    if pod_to_bind is None or (binding.metadata.uid and binding.metadata.uid != pod_to_bind.uid):
+    metadata = binding.metadata
+    annotations = metadata.annotations_or_empty
+    reasons = [annotation_owned(key, annotations, {}) for key in annotations if config.owns_annotation(key)]
+    # An absent pod is refused too: by the time the Binding takes effect, a GPU pod of that name may have been created.
+    if pod_to_bind is None:
         reasons.append(
-            foreign(
-                "metadata.name" if pod_to_bind is None else "metadata.uid",
-                binding.metadata.name if pod_to_bind is None else binding.metadata.uid,
-                "there is no such pod to put on a node",
-                "bind a pod that exists, by its uid",
+            binding_refused("metadata.name", metadata.name, "pod not found", "check the pod's name and namespace")
+        )
+    elif metadata.uid and metadata.uid != pod_to_bind.uid:
+        reasons.append(
+            binding_refused(
+                "metadata.uid",
+                metadata.uid,
+                "the pod has another uid",
+                "set the uid of the existing pod, or leave it out",
             )
         )
     elif has_gpu(pod_to_bind.annotations, pod_to_bind.spec, config):
         reasons.append(
-            foreign(
+            binding_refused(
                 "target.name",
                 binding.target.name,
-                f"{printable(user.username)} may not bind a pod with GPUs: only {SCHEDULER} knows which GPUs of a node "
+                f"user {printable(user.username)} may not bind a pod with GPUs: only {SCHEDULER} knows which GPUs "
                 "are free",
-                "leave the pod to its scheduler; another scheduler may be allowed in webhook.binders",
+                f"leave the pod to {SCHEDULER}, or add the user to webhook.binders in Quotient's configuration",
             )
         )
     return Decision(tuple(reasons))
 
 
-def foreign(field: str, value: str, message: str, remedy: str) -> Reason:
-    """Say why a binding is refused."""
+def binding_refused(field: str, value: str, message: str, remedy: str) -> Reason:
     return Reason(code=Code.BINDING_FOREIGN, field=field, value=printable(value), message=message, remedy=remedy)
 
 
 def has_gpu(annotations: Mapping[str, str], spec: PodSpec, config: AdmissionConfig) -> bool:
-    """Tell whether any container names a resource of ours, or the pod was admitted as one with GPUs."""
+    """Whether a pod was admitted as one with GPUs, or has a GPU resource of any vocabulary."""
     if config.names.limits in annotations:
         return True
+    # Keys only: parsing the amounts would not tell more, because an invalid amount counts as well.
     for _, _, container in iter_containers(spec):
         resources = container.resources or Resources()
         if any(key in config.scheme.by_key for key in (*(resources.limits or ()), *(resources.requests or ()))):

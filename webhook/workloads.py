@@ -1,7 +1,7 @@
-"""Workloads: their pods' mistakes are told when they are applied, not when their pods fail to appear.
+"""Checks the pod templates of workloads, so that mistakes show at `kubectl apply`, not when no pod appears.
 
-Templates are not rewritten, which would fight those who keep them in Git. One exception: parts of a card, which the
-API server would refuse in a template before any pod is made of it.
+Templates are not rewritten: that would cause a permanent difference to manifests kept in Git, and new rollouts. The
+exception is fractions of a card, which the API server rejects in a template (see `template_fractions`).
 """
 
 import json
@@ -20,82 +20,96 @@ from vcuda.pod_options import PodOptions
 from vcuda.quota_usage import QuotaUsage
 from vcuda.workload_kinds import BY_GROUP_KIND, CRON_JOB_TEMPLATE
 from webhook.admission_config import AdmissionConfig
-from webhook.mutating import containers_of, dotted, rewrite
-from webhook.objects import CronJob, Metadata, Pod, Template, Workload
-from webhook.patching import PatchBuilder, truncate_warning
+from webhook.mutating import containers_of, rewrite
+from webhook.objects import AdmittedMetadata, AdmittedWorkload, CronJob, Pod, Template
+from webhook.patching import PatchBuilder, field_of, field_prefix, truncate_warning
 from webhook.pod_parsing import ParsedPod, parse_pod
 from webhook.pod_warnings import misplaced_annotations, pod_warnings
 from webhook.review import Request, decode_object
 from webhook.template_fractions import rewrite_fractions
-from webhook.validating import moved, pod_mistakes
+from webhook.validating import pod_mistakes, with_field_prefix
 
 
 class TemplatedWorkload(Struct, frozen=True):
-    """A workload of any kind: its own metadata, its template, and how many pods it makes at once."""
+    """A workload of any kind.
 
-    metadata: Metadata
+    `root` is the JSON pointer of its pod template, `field` the same in errors about the review, and `count` the number
+    of pods that it runs at the same time.
+    """
+
+    metadata: AdmittedMetadata
     template: Raw
     count: int
     root: str
+    field: str
 
-    def decoded(self) -> Template:
-        """Read the template."""
-        return decode_object(self.template, Template, f"object{self.root.replace('/', '.')}")
+    def decode_template(self) -> Template:
+        return decode_object(self.template, Template, self.field)
 
 
-def read_workload(raw: Raw, request: Request, where: str) -> TemplatedWorkload:
-    """Read a workload under review."""
+def read_workload(raw: Raw, request: Request, field: str) -> TemplatedWorkload:
+    """Decode the workload in a field of the review; raises BadRequest if it is malformed."""
     kind = BY_GROUP_KIND[request.kind.group, request.kind.kind]
+    root = kind.template_pointer
     if kind.template == CRON_JOB_TEMPLATE:
-        cron = decode_object(raw, CronJob, where)
-        job = cron.spec.job_template or Workload(Metadata())
-        return TemplatedWorkload(cron.metadata, template_of(job), job.spec.parallelism or 1, kind.template_pointer)
-    found = decode_object(raw, Workload, where)
-    chosen = [number for number in (found.spec.replicas, found.spec.parallelism) if number is not None]
-    return TemplatedWorkload(found.metadata, template_of(found), chosen[0] if chosen else 1, kind.template_pointer)
+        cron_job = decode_object(raw, CronJob, field)
+        metadata, workload = cron_job.metadata, cron_job.spec.job_template or AdmittedWorkload()
+        count = workload.spec.parallelism
+    else:
+        workload = decode_object(raw, AdmittedWorkload, field)
+        metadata = workload.metadata
+        count = workload.spec.parallelism if workload.spec.replicas is None else workload.spec.replicas
+    # Both default to 1 in Kubernetes; a DaemonSet has neither, and how many nodes it will run on is not known here.
+    count = 1 if count is None else count
+    return TemplatedWorkload(metadata, template_or_empty(workload), count, root, f"{field}.{field_of(root)}")
 
 
-def template_of(workload: Workload) -> Raw:
-    """Give the template, empty if there is none; the API server refuses such workloads itself."""
+def template_or_empty(workload: AdmittedWorkload) -> Raw:
+    """Return the template; an empty one if it is absent, because the API server rejects such workloads itself."""
     return Raw(b"{}") if bytes(workload.spec.template) == b"null" else workload.spec.template
 
 
 def rewrite_workload_fractions(
-    maker: TemplatedWorkload, before: TemplatedWorkload | None, request: Request, config: AdmissionConfig
+    workload: TemplatedWorkload, before: TemplatedWorkload | None, request: Request, config: AdmissionConfig
 ) -> PatchBuilder:
-    """Draft what the parts of a card in a workload's template need, unless a controller made it."""
-    if maker.metadata.is_controlled:
-        return PatchBuilder(maker.root)
-    draft = rewrite_fractions(
-        maker.decoded(), before.decoded() if before else None, applied(maker.metadata, request), config
+    """Return the patch for fractions of a card in the template, unless a controller owns the workload."""
+    if workload.metadata.is_controlled:
+        return PatchBuilder(workload.root)
+    patch = rewrite_fractions(
+        workload.decode_template(),
+        before.decode_template() if before else None,
+        last_applied_template(workload.metadata, request),
+        config,
     )
-    return draft.moved(maker.root)
+    return patch.with_root(workload.root)
 
 
-def applied(metadata: Metadata, request: Request) -> Template | None:
-    """Give the template that `kubectl apply` remembers to have applied, if it can be read."""
+def last_applied_template(metadata: AdmittedMetadata, request: Request) -> Template | None:
+    """Return the template of the manifest that `kubectl apply` applied last; None if it is absent or malformed."""
     try:
-        return read_workload(Raw(metadata.noted[LAST_APPLIED_ANNOTATION].encode()), request, "manifest").decoded()
+        manifest = Raw(metadata.annotations_or_empty[LAST_APPLIED_ANNOTATION].encode())
+        return read_workload(manifest, request, LAST_APPLIED_ANNOTATION).decode_template()
     except (KeyError, BadRequest):
-        return None
+        return None  # users can write anything into this annotation
 
 
-def patched(raw: Raw, operations: list[dict[str, Any]]) -> Raw:
-    """Give an object as a patch leaves it."""
+def apply_operations(raw: Raw, operations: list[dict[str, Any]]) -> Raw:
+    """Return an object with a JSON patch applied."""
+    # Slow, but only templates with fractions of a card are patched.
     return Raw(json.dumps(jsonpatch.apply_patch(json.loads(bytes(raw)), operations)).encode())
 
 
 def limits_missing(pod: Pod, config: AdmissionConfig) -> list[Reason]:
-    """Find requests without limits: a pod's are completed, a template's are refused by the API server."""
+    """Return requests without limits, which the API server rejects; a pod's are completed by the mutating webhook."""
     return [
         Reason(
             code=Code.LIMIT_MISSING,
-            field=f"{dotted(place)}.resources.requests[{key}]",
+            field=f"{field_of(pointer)}.resources.requests[{key}]",
             value=printable(value),
-            message="a request without a limit, which Kubernetes does not take in a template",
-            remedy=f"write it under limits, as {key}: {printable(value)}",
+            message="has no limit, and Kubernetes requires one for extended resources in a pod template",
+            remedy=f"set it under resources.limits: {{{key}: {printable(value)}}}",
         )
-        for place, container in containers_of(pod.spec)
+        for pointer, container in containers_of(pod.spec)
         if container.resources is not None
         for key, value in (container.resources.requests or {}).items()
         if key in config.scheme.by_key and key not in (container.resources.limits or {})
@@ -103,14 +117,14 @@ def limits_missing(pod: Pod, config: AdmissionConfig) -> list[Reason]:
 
 
 def template_mistakes(
-    maker: TemplatedWorkload, config: AdmissionConfig, policy: NamespacePolicy
+    workload: TemplatedWorkload, config: AdmissionConfig, policy: NamespacePolicy
 ) -> tuple[Pod, ParsedPod, list[Reason]]:
-    """Find what is wrong with the pods of a workload, and with its template as such."""
-    pod = maker.decoded().as_pod()
+    """Return the template as a pod, unparsed and parsed, and what the user has to change on it."""
+    pod = workload.decode_template().as_pod()
     parsed = parse_pod(pod, config, policy)
-    path = PatchBuilder(maker.root).path
-    missing = [moved(reason, path) for reason in limits_missing(pod, config)]
-    return pod, parsed, [*pod_mistakes(pod, parsed, config, policy, path), *missing]
+    prefix = field_prefix(workload.root)
+    missing = [with_field_prefix(reason, prefix) for reason in limits_missing(pod, config)]
+    return pod, parsed, [*pod_mistakes(pod, parsed, config, policy, prefix), *missing]
 
 
 class PlannedPods(Struct, frozen=True):
@@ -123,47 +137,48 @@ class PlannedPods(Struct, frozen=True):
 
 
 def check_workload(
-    maker: TemplatedWorkload, before: TemplatedWorkload | None, config: AdmissionConfig, policy: NamespacePolicy
+    workload: TemplatedWorkload, before: TemplatedWorkload | None, config: AdmissionConfig, policy: NamespacePolicy
 ) -> tuple[Decision, ParsedPod | None, int]:
     """Check a workload's template, unless a controller owns the workload or the template did not change.
 
     Returns the parsed template and the number of pods that are about to be created, if there are any.
     """
-    if maker.metadata.is_controlled:
+    if workload.metadata.is_controlled:
         return Decision(), None, 0
-    same_template = before is not None and bytes(before.template) == bytes(maker.template)
-    if same_template and before is not None and before.count >= maker.count:
+    same_template = before is not None and bytes(before.template) == bytes(workload.template)
+    if same_template and before is not None and before.count >= workload.count:
         return Decision(), None, 0
-    pod, parsed, reasons = template_mistakes(maker, config, policy)
+    pod, parsed, reasons = template_mistakes(workload, config, policy)
     if not parsed.is_gpu:
         return Decision(), None, 0
+    # Scaling up a workload from before Quotient is not refused here; its pods are, each with the same message.
     if reasons and not same_template:
         return Decision(tuple(reasons)), None, 0
-    warnings = [] if same_template else warn(pod, parsed, config, policy, maker)
+    warnings = [] if same_template else template_warnings(pod, parsed, config, policy, workload)
     # A rollout replaces pods one by one: what the old ones hold is released for the new ones.
-    more = maker.count - (before.count if before else 0)
+    more = workload.count - (before.count if before else 0)
     decision = Decision(warnings=tuple(map(truncate_warning, warnings)))
     return (decision, parsed, more) if more > 0 and parsed.request.is_gpu else (decision, None, 0)
 
 
-def warn(
-    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, maker: TemplatedWorkload
+def template_warnings(
+    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, workload: TemplatedWorkload
 ) -> list[str]:
-    """Tell what will become of the pods, and what the author may not have meant."""
-    draft = rewrite(pod, parsed, config, policy, maker.root)
+    """Return the warnings that the pods will get when they are created; their author does not see those."""
+    patch = rewrite(pod, parsed, config, policy, workload.root)
     return [
-        *draft.warnings,
+        *patch.warnings,
         *pod_warnings(pod, parsed, config),
-        *misplaced_annotations(maker.metadata, config, draft.path),
+        *misplaced_annotations(workload.metadata, config, patch.field_prefix),
     ]
 
 
 def quota_warnings(planned: PlannedPods, usage: QuotaUsage) -> tuple[str, ...]:
-    """Warn that the quota has no capacity for some of the pods."""
+    """Warn if the namespace's quota has no capacity for all of the pods now."""
     fitting = count_fitting(usage, planned.demand, planned.options, planned.cards, planned.count)
     if not usage.quotas or fitting >= planned.count:
         return ()
     together = replace(planned.demand, count=planned.count)
-    short = fit_charge(usage, together, planned.options, planned.cards).reasons
-    detail = f": {short[0].message}" if short else ""
-    return (truncate_warning(f"{fitting} of {planned.count} pods of this workload fit the quota now{detail}"),)
+    reasons = fit_charge(usage, together, planned.options, planned.cards).reasons
+    detail = f": {reasons[0].message}" if reasons else ""
+    return (truncate_warning(f"only {fitting} of {planned.count} pods fit the namespace's quota now{detail}"),)

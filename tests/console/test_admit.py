@@ -274,7 +274,7 @@ def test_lint_ignores_other_kinds(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a: {")
     done = run("lint", str(tmp_path))
     assert done.exit_code == 0
-    assert "warning: container c0: 256 MiB of GPU memory is less than CUDA itself takes" in done.output
+    assert "warning: container c0: 256 MiB of GPU memory is less than a CUDA context needs" in done.output
 
 
 def test_lint_writes_one_json_finding_per_line() -> None:

@@ -39,9 +39,9 @@ def test_pods_are_admitted_up_to_the_quota_and_refused_with_all_numbers(quotient
     for part in (
         f"{namespace}/gpu-quota: types.A100.cores: '50'",
         "asked 50 cores (100 = one GPU) of A100; used 60, reserved 0, hard 100: short by 10",
-        f"most is held by Pod/{first} (60)",
-        "ask for at most 40",
-        "there is room on T4",
+        f"largest holders: Pod/{first} (60)",
+        "ask for at most 40 cores",
+        "enough quota is left for T4",
     ):
         assert part in refused
     assert "QuotaExceeded" not in quotient.create(namespace, 40, "A100", dry_run=True)
@@ -50,7 +50,7 @@ def test_pods_are_admitted_up_to_the_quota_and_refused_with_all_numbers(quotient
     assert quotient.create(namespace, 50).startswith("p-"), (
         "a pod without a model is charged to a model with free quota"
     )
-    assert "names no such model" in quotient.create(namespace, 1, "H100")
+    assert "the quota does not list this GPU model" in quotient.create(namespace, 1, "H100")
 
 
 def test_a_dry_run_charges_nothing(quotient: QuotientCluster) -> None:
@@ -100,7 +100,7 @@ def test_a_quota_can_be_lowered_below_its_usage(quotient: QuotientCluster) -> No
     running = quotient.create(namespace, 100, "A100")
     quotient.apply_quota(namespace, "types: {A100: {cores: 50}}")
     refused = quotient.create(namespace, 1, "A100")
-    assert "more is in use than the quota now allows" in refused
+    assert "over the limit: no pod is admitted until usage drops below it" in refused
     eventually(lambda: "running pods are not evicted" in str(quotient.status(namespace).get("notes")), "the note")
     assert quotient.cluster.get(PODS, running, namespace).metadata.deletion_timestamp is None
     quotient.apply_quota(namespace, "types: {A100: {cores: 150}}")

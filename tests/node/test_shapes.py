@@ -205,7 +205,7 @@ def test_an_invalid_request_is_refused_with_the_remedy(node: GpuNode) -> None:
 def test_a_pod_for_another_model_is_refused(node: GpuNode) -> None:
     """The message names the model."""
     node.bind(node.create("picky", container("c0", 10, 1), annotations={NAMES.use_models: "T4"}))
-    assert "no card of T4" in node.wait_failed("picky")
+    assert "no GPU of the requested models: T4" in node.wait_failed("picky")
 
 
 def test_the_monitor_shows_allocations(node: GpuNode) -> None:

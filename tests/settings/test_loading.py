@@ -97,7 +97,10 @@ INVALID_FILES = {
         HEAD + "webhook: {keepAliveS: 0}\n",
         "webhook.keepAliveS: 0: must be greater than 0",
     ),
-    "a number of thousands of digits": (HEAD + f"memoryUnitMiB: {'9' * 5000}\n", "line 3: the number has 5000 characters; the maximum is 1000"),
+    "a number of thousands of digits": (
+        HEAD + f"memoryUnitMiB: {'9' * 5000}\n",
+        "line 3: the number has 5000 characters; the maximum is 1000",
+    ),
     "a hexadecimal number of thousands of digits": (
         HEAD + f"memoryUnitMiB: 0x{'f' * 5000}\n",
         "line 3: the number has 5002 characters; the maximum is 1000",

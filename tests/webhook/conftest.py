@@ -1,4 +1,4 @@
-"""Both ways of answering, for every test that asks for a caller."""
+"""Fixtures that run a test through both HTTP paths."""
 
 from functools import partial
 
@@ -9,11 +9,11 @@ from tests.webhook.reviews import Caller, MakeCaller, caller
 
 @pytest.fixture(params=["flask", "short"])
 def make_caller(request: pytest.FixtureRequest) -> MakeCaller:
-    """Builds callers; every test runs through the Flask application and the short path."""
+    """Builds callers. Every test that uses it runs twice: through Flask and through the short path."""
     return partial(caller, request.param)
 
 
 @pytest.fixture
 def api(make_caller: MakeCaller) -> Caller:
-    """A caller with the rules as they are by default."""
+    """A caller with the default configuration."""
     return make_caller()

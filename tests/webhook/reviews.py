@@ -1,4 +1,4 @@
-"""Reviews, and both ways in which they are answered."""
+"""Builds AdmissionReviews, sends them to a webhook in this process, and reads the answers."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ PLURALS = {"Pod": "pods", "Binding": "bindings", "Deployment": "deployments", "C
 Obj = dict[str, Any]
 
 
-class GivenPolicies:
+class UniformQuotaSource:
     """The same policy and quotas for every namespace."""
 
     def __init__(self, policy: NamespacePolicy | None = None, quotas: Sequence[Quota] = ()) -> None:
@@ -47,7 +47,10 @@ class GivenPolicies:
 
 
 def review(obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, **request: Any) -> Obj:
-    """Write a review as an API server does; `user`, `groups`, `subresource` and others may be given."""
+    """Return a review as an API server sends it.
+
+    Keywords set fields of the request; `user`, `groups` and `subresource` are short names.
+    """
     about = obj or old or {}
     group, _, version = str(about.get("apiVersion", "v1")).rpartition("/")
     kind = str(about.get("kind", "Pod"))
@@ -73,10 +76,10 @@ def review(obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, *
 
 
 class Answer:
-    """What came back from one call."""
+    """The response to one review, and the review itself."""
 
-    def __init__(self, reply: HttpReply, asked: Obj | None = None) -> None:
-        self.status, self.body, self._asked = reply.status, reply.body, asked or {}
+    def __init__(self, reply: HttpReply, sent: Obj | None = None) -> None:
+        self.status, self.body, self._review = reply.status, reply.body, sent or {}
         self.response: Obj = json.loads(reply.body)["response"] if reply.status == 200 else {}
 
     @property
@@ -86,8 +89,8 @@ class Answer:
 
     @property
     def patch(self) -> list[Obj]:
-        found: list[Obj] = json.loads(base64.b64decode(self.response.get("patch", "W10=")))
-        return found
+        operations: list[Obj] = json.loads(base64.b64decode(self.response.get("patch", "W10=")))
+        return operations
 
     @property
     def warnings(self) -> list[str]:
@@ -108,72 +111,70 @@ class Answer:
         return [cause["field"] for cause in causes]
 
     def patched(self) -> Obj:
-        """Give the object under review as the patch leaves it."""
-        made: Obj = jsonpatch.apply_patch(json.loads(json.dumps(self._asked["request"]["object"])), self.patch)
-        return made
+        """Return the object under review with the patch applied."""
+        copied = json.loads(json.dumps(self._review["request"]["object"]))
+        patched: Obj = jsonpatch.apply_patch(copied, self.patch)
+        return patched
 
 
 class Caller:
-    """Calls the webhook one way; both ways must answer alike."""
+    """Calls the webhook through one of its HTTP paths; both must give the same answers."""
 
-    def __init__(self, way: str, responder: Responder, metrics: Metrics) -> None:
-        self._way, self._responder, self.metrics = way, responder, metrics
+    def __init__(self, path: str, responder: Responder, metrics: Metrics) -> None:
+        self._path, self._responder, self.metrics = path, responder, metrics
         self._client = create_app(responder, 8 * MIB).test_client()
 
     def send(
         self, route: str, body: bytes, content_type: str = "application/json", query: str = "timeout=10s"
     ) -> HttpReply:
-        """Send bytes to a route."""
-        if self._way == "short" and (reply := self._short(route, body, content_type, query)) is not None:
+        if self._path == "short" and (reply := self._short(route, body, content_type, query)) is not None:
             return reply
-        answered = self._client.post(f"/{route}?{query}", data=body, content_type=content_type)
-        return HttpReply(answered.status_code, answered.data, answered.content_type)
+        response = self._client.post(f"/{route}?{query}", data=body, content_type=content_type)
+        return HttpReply(response.status_code, response.data, response.content_type)
 
     def _short(self, route: str, body: bytes, content_type: str, query: str) -> HttpReply | None:
         head = (
             f"POST /{route}?{query} HTTP/1.1\r\nHost: h\r\nUser-Agent: kube-apiserver-admission\r\n"
             f"Content-Length: {len(body)}\r\nAccept: application/json, */*\r\nContent-Type: {content_type}\r\n\r\n"
         )
-        found = parse_head(head.encode())
-        assert found is not None
-        assert found.length == len(body)
-        answers: list[HttpReply] = []
-        reply = self._responder.reply_soon(found.route, found.content_type, found.query, body, answers.append)
+        parsed = parse_head(head.encode())
+        assert parsed is not None
+        assert parsed.length == len(body)
+        replies: list[HttpReply] = []
+        reply = self._responder.reply_soon(parsed.route, parsed.content_type, parsed.query, body, replies.append)
         if reply is Deferred.BLOCKING:
-            return None
+            return None  # as in the server, such a call goes through Flask
         if isinstance(reply, Deferred):
-            eventually(lambda: bool(answers), "an answer")
-            (reply,) = answers
+            eventually(lambda: bool(replies), "a reply")
+            (reply,) = replies
         opening, _, rest = encode_reply(reply, 0.0, close=False).partition(HEAD_END)
         assert opening.startswith(b"HTTP/1.1 %d " % reply.status)
         assert rest == reply.body
         return reply
 
-    def ask(self, route: str, asked: Obj) -> Answer:
-        """Send a review."""
-        answer = Answer(self.send(route, json.dumps(asked).encode()), asked)
-        assert answer.status != 200 or answer.response["uid"] == asked["request"]["uid"]
+    def ask(self, route: str, sent: Obj) -> Answer:
+        answer = Answer(self.send(route, json.dumps(sent).encode()), sent)
+        assert answer.status != 200 or answer.response["uid"] == sent["request"]["uid"]
         return answer
 
     def mutate(self, obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, **request: Any) -> Answer:
-        """Ask what an object needs."""
         return self.ask("mutate", review(obj, operation, old, **request))
 
     def validate(self, obj: Obj | None, operation: str = "CREATE", old: Obj | None = None, **request: Any) -> Answer:
-        """Ask whether an object may be."""
         if obj is not None and operation == "CREATE" and obj.get("kind") == "Pod":
+            # The API server sets the UID between the two calls.
             obj = {**obj, "metadata": {"uid": str(uuid.uuid4()), **obj.get("metadata", {})}}
         return self.ask("validate", review(obj, operation, old, **request))
 
     def create(self, obj: Obj, **request: Any) -> Answer:
-        """Do both as an API server does: mutate, again on the result, then validate."""
+        """Mutate and validate, as an API server does; also check that a second mutation changes nothing."""
         first = self.mutate(obj, **request)
         if first.status != 200 or not first.allowed:
             return first
-        made = first.patched()
-        again = self.mutate(made, **request)
-        assert again.patch == [], "doing it twice must be doing it once"
-        answer = self.validate(made, **request)
+        patched = first.patched()
+        again = self.mutate(patched, **request)
+        assert again.patch == [], "mutation must be idempotent"
+        answer = self.validate(patched, **request)
         answer.response.setdefault("warnings", [])[:0] = first.warnings
         return answer
 
@@ -182,20 +183,23 @@ MakeCaller = Callable[..., Caller]
 
 
 def caller(
-    way: str,
+    path: str,
     *,
     policy: NamespacePolicy | None = None,
     quotas: Sequence[Quota] = (),
     dialects: VocabularyOptions | None = None,
     names: Names | None = None,
     pods: dict[str, PodToBind] | None = None,
-    **rules: Any,
+    **config: Any,
 ) -> Caller:
-    """Build a webhook in this process, and a caller that goes one way."""
+    """Return a caller of a webhook in this process, through the HTTP path `flask` or `short`.
+
+    `pods` are the pods that Bindings can refer to; other keywords are fields of AdmissionConfig.
+    """
     admission = Admission(
-        AdmissionConfig(scheme=build_scheme(names, 256, dialects), **rules), GivenPolicies(policy, quotas)
+        AdmissionConfig(scheme=build_scheme(names, 256, dialects), **config), UniformQuotaSource(policy, quotas)
     )
     metrics = Metrics()
-    drawer = InMemoryLedgers(lambda _: quotas)
-    responder = Responder(admission, lambda _, name, __: (pods or {}).get(name), drawer, metrics, 8.0)
-    return Caller(way, responder, metrics)
+    ledgers = InMemoryLedgers(lambda _: quotas)
+    responder = Responder(admission, lambda _, name, __: (pods or {}).get(name), ledgers, metrics, 8.0)
+    return Caller(path, responder, metrics)

@@ -1,4 +1,4 @@
-"""Admission by a real API server: every rule, every vocabulary, every way around."""
+"""Admission by a real API server: every rule, every vocabulary, every attempt to bypass it."""
 
 import json
 import signal
@@ -17,11 +17,11 @@ from tests.cluster.objects import new_namespace
 from tests.cluster.real import ClusterError, RealCluster
 from tests.conftest import SharedClusters
 from tests.waiting import eventually
-from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, note, pod, workload
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, annotation_in, container, gpu, pod, workload
 from tests.webhook.running import Authority, RunningWebhook, register, run_controller, unregister
 from tests.webhook.service import Service
-from tests.webhook.test_refusals import WRONG
-from tests.webhook.test_rewriting import WRITTEN_AS
+from tests.webhook.test_refusals import INVALID
+from tests.webhook.test_rewriting import VOCABULARIES
 from tests.webhook.test_updates import MANIFESTS
 from tests.webhook.test_workloads import CHANGES, KINDS
 from vcuda.decision import Unavailable
@@ -44,35 +44,35 @@ class Governed:
         self.cluster: ApiCluster = connect(str(real.kubeconfig))
 
     def namespace(self) -> str:
-        """Make a namespace of its own for a test."""
+        """Create a namespace and return its name."""
         return new_namespace(self.cluster, f"t-{uuid.uuid4().hex[:8]}")
 
-    def create(self, made: Obj, namespace: str = "default", *, dry_run: bool = False) -> Obj:
-        """Create an object of any kind, and give it as it is stored."""
-        made = {**made, "metadata": {**made["metadata"], "namespace": namespace}}
-        version, plural = made["apiVersion"], made["kind"].lower() + "s"
+    def create(self, manifest: Obj, namespace: str = "default", *, dry_run: bool = False) -> Obj:
+        """Create an object of any kind, and return it as it is stored; raises Refusal."""
+        body = {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}
+        version, plural = body["apiVersion"], body["kind"].lower() + "s"
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
         query = {"dryRun": "All"} if dry_run else {}
         try:
-            found: Obj = json.loads(self.cluster._call("POST", f"{base}/namespaces/{namespace}/{plural}", query, made))
-        except (ApiError, Unavailable) as refused:
-            raise Refusal(str(refused)) from None
-        return found
+            stored: Obj = json.loads(self.cluster._call("POST", f"{base}/namespaces/{namespace}/{plural}", query, body))
+        except (ApiError, Unavailable) as error:
+            raise Refusal(str(error)) from None
+        return stored
 
-    def raw(self, path: str, made: Obj, *flags: str) -> str:
-        """Send an object to a path of the API, and give what is said."""
-        return self.real.kubectl("create", "--raw", path, "-f-", *flags, stdin=json.dumps(made), check=False)
+    def raw(self, path: str, body: Obj, *flags: str) -> str:
+        """Send an object to a path of the API, and return the response or error as text."""
+        return self.real.kubectl("create", "--raw", path, "-f-", *flags, stdin=json.dumps(body), check=False)
 
 
 class Refusal(Exception):  # noqa: N818
-    """What the API server says when it refuses."""
+    """The API server's message when it rejects a request."""
 
 
 @pytest.fixture(scope="module", params=["true", "false"], ids=["short", "long"])
 def governed(
     request: pytest.FixtureRequest, shared_clusters: SharedClusters, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Governed]:
-    """The webhook as a process, the short path on or off, called by a real API server."""
+    """The webhook as a process, with the short path on or off, registered at a real API server."""
     request.getfixturevalue("real_cluster_possible")
     real = shared_clusters.get(node=False)
     authority = Authority(tmp_path_factory.mktemp("webhook") / "tls")
@@ -93,50 +93,48 @@ def plain() -> Obj:
 
 
 def as_typed(amounts: dict[str, str]) -> dict[str, str]:
-    """Undo what a mutating webhook sees: people write 0.3."""
+    """Return amounts as users write them: 0.3, which the API server sends to webhooks as 300m."""
     return {key: {"300m": "0.3", "500m": "0.5"}.get(value, value) for key, value in amounts.items()}
 
 
-@pytest.mark.parametrize(("amounts", "rules", "expected", "follows"), WRITTEN_AS.values(), ids=WRITTEN_AS.keys())
+@pytest.mark.parametrize(("amounts", "config", "expected", "follows"), VOCABULARIES.values(), ids=VOCABULARIES.keys())
 def test_every_vocabulary_is_stored_in_the_canonical_one(
-    governed: Governed, amounts: dict[str, str], rules: dict[str, Any], expected: tuple[str, str], follows: str | None
+    governed: Governed, amounts: dict[str, str], config: dict[str, Any], expected: tuple[str, str], follows: str | None
 ) -> None:
-    """As the API server itself shows it."""
-    del rules
-    made = pod({"name": "c0", "image": "i", "resources": {"limits": as_typed(amounts)}})
-    stored = governed.create(made, dry_run=True)
+    del config
+    written = pod({"name": "c0", "image": "i", "resources": {"limits": as_typed(amounts)}})
+    stored = governed.create(written, dry_run=True)
     limits = stored["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {CORE: expected[0], MEMORY: expected[1]}
     assert stored["spec"]["containers"][0]["resources"]["requests"] == limits
-    assert note(stored, NAMES.memory_follows_core) == follows
+    assert annotation_in(stored, NAMES.memory_follows_core) == follows
     assert stored["spec"]["schedulerName"] == "quotient-scheduler"
 
 
-@pytest.mark.parametrize(("wrong", "codes", "remedy"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("invalid", "codes", "remedy"), INVALID.values(), ids=INVALID.keys())
 def test_every_mistake_is_refused_with_its_remedy(
-    governed: Governed, wrong: Obj, codes: list[str], remedy: str
+    governed: Governed, invalid: Obj, codes: list[str], remedy: str
 ) -> None:
-    """By our words, not the API server's."""
+    """By the webhook, before the API server's own validation."""
     del codes
-    with pytest.raises(Refusal) as refused:
-        governed.create(wrong, dry_run=True)
-    assert remedy in str(refused.value)
-    assert 'quotient.dev" denied the request: ' in str(refused.value)
+    with pytest.raises(Refusal) as refusal:
+        governed.create(invalid, dry_run=True)
+    assert remedy in str(refusal.value)
+    assert 'quotient.dev" denied the request: ' in str(refusal.value)
 
 
-def test_programs_find_codes_and_fields(governed: Governed) -> None:
-    """The API server passes them on."""
-    made = pod(gpu(core="150"), nodeName="n")
-    with pytest.raises(ApiError) as refused:
-        governed.cluster.create(PODS, made, dry_run=True)
-    assert refused.value.code == 403
-    told = governed.raw("/api/v1/namespaces/default/pods?dryRun=All", made)
-    assert "a multiple of 100 (whole GPUs)" in told
+def test_the_api_server_passes_on_status_and_message(governed: Governed) -> None:
+    invalid = pod(gpu(core="150"), nodeName="n")
+    with pytest.raises(ApiError) as refusal:
+        governed.cluster.create(PODS, invalid, dry_run=True)
+    assert refusal.value.code == 403
+    response = governed.raw("/api/v1/namespaces/default/pods?dryRun=All", invalid)
+    assert "a multiple of 100 (whole GPUs)" in response
 
 
 @pytest.mark.parametrize(("kind", "version"), KINDS.items())
 def test_workloads_are_checked_when_they_are_applied(governed: Governed, kind: str, version: str) -> None:
-    """Every kind; right ones pass unchanged, parts of a card are made whole numbers."""
+    """Every kind; valid ones are stored unchanged, except that fractions of a card are rewritten."""
     selector: Any = {"app": "x"} if kind == "ReplicationController" else {"matchLabels": {"app": "x"}}
     extra: Obj = {
         "CronJob": {"schedule": "* * * * *"},
@@ -146,8 +144,8 @@ def test_workloads_are_checked_when_they_are_applied(governed: Governed, kind: s
     policy: Obj = {"restartPolicy": "Never"} if kind in ("Job", "CronJob") else {}
     with pytest.raises(Refusal, match="nor whole GPUs"):
         governed.create(workload(pod(gpu(core="150"), **policy), kind, version, **extra), dry_run=True)
-    part = pod({"name": "c0", "image": "i", "resources": {"limits": {CARDS: "0.3"}}}, **policy)
-    stored = governed.create(workload(part, kind, version, **extra), dry_run=True)
+    fractional = pod({"name": "c0", "image": "i", "resources": {"limits": {CARDS: "0.3"}}}, **policy)
+    stored = governed.create(workload(fractional, kind, version, **extra), dry_run=True)
     spec = stored["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else stored["spec"]
     template = spec["template"]
     assert template["spec"]["containers"][0]["resources"]["limits"] == {CORE: "30", MEMORY: "1"}
@@ -156,11 +154,11 @@ def test_workloads_are_checked_when_they_are_applied(governed: Governed, kind: s
     assert "inspur.com" not in json.dumps(untouched)
 
 
-def test_a_deployment_makes_pods_that_are_admitted(governed: Governed) -> None:
-    """The whole way: template, ReplicaSet, pod."""
+def test_the_pods_of_a_deployment_are_admitted(governed: Governed) -> None:
+    """From the template through the ReplicaSet to the pods."""
     namespace = governed.namespace()
-    made = pod({"name": "c0", "image": "i", "resources": {"limits": {CARDS: "0.5"}}})
-    governed.create(workload(made, replicas=2, selector={"matchLabels": {"app": "x"}}), namespace)
+    template = pod({"name": "c0", "image": "i", "resources": {"limits": {CARDS: "0.5"}}})
+    governed.create(workload(template, replicas=2, selector={"matchLabels": {"app": "x"}}), namespace)
     eventually(lambda: len(governed.cluster.list(PODS, namespace).items) == 2, "the pods")
     for each in governed.cluster.list(PODS, namespace).items:
         assert each.spec.scheduler_name == "quotient-scheduler"
@@ -168,18 +166,18 @@ def test_a_deployment_makes_pods_that_are_admitted(governed: Governed) -> None:
 
 
 @pytest.mark.parametrize(("limits", "expected", "follows"), CHANGES.values(), ids=CHANGES.keys())
-def test_a_deployments_part_of_a_card_can_be_changed(
+def test_a_deployments_fraction_of_a_card_can_be_changed(
     governed: Governed, limits: dict[str, str] | None, expected: dict[str, str], follows: str | None
 ) -> None:
-    """With kubectl, against what the API server really merges."""
+    """With kubectl, which merges the manifest with what the API server has stored."""
     namespace = governed.namespace()
 
     def apply(amounts: dict[str, str] | None) -> Obj:
-        made = {"name": "c0", "image": "i", "resources": {"limits": as_typed(amounts or {})}}
-        manifest = workload(pod(made), selector={"matchLabels": {"app": "x"}}, replicas=0)
+        written = {"name": "c0", "image": "i", "resources": {"limits": as_typed(amounts or {})}}
+        manifest = workload(pod(written), selector={"matchLabels": {"app": "x"}}, replicas=0)
         manifest["metadata"] |= {"namespace": namespace}
-        told = governed.real.kubectl("apply", "-ojson", "-f-", stdin=json.dumps(manifest))
-        template: Obj = json.loads(told)["spec"]["template"]
+        output = governed.real.kubectl("apply", "-ojson", "-f-", stdin=json.dumps(manifest))
+        template: Obj = json.loads(output)["spec"]["template"]
         return template
 
     apply({CARDS: "300m"})
@@ -190,7 +188,7 @@ def test_a_deployments_part_of_a_card_can_be_changed(
 
 @pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS.keys())
 def test_applying_a_manifest_again_changes_nothing(governed: Governed, manifest: Obj) -> None:
-    """With kubectl, against what the API server really merges."""
+    """With kubectl, which merges the manifest with what the API server has stored."""
     namespace = governed.namespace()
     typed = json.loads(json.dumps(manifest).replace('"300m"', '"0.3"').replace('"500m"', '"0.5"'))
     typed["metadata"] |= {"namespace": namespace}
@@ -199,25 +197,24 @@ def test_applying_a_manifest_again_changes_nothing(governed: Governed, manifest:
     text = json.dumps(typed)
     assert "created" in governed.real.kubectl("apply", "-f-", stdin=text)
     before = governed.cluster.get(PODS, "p", namespace).metadata
-    told = governed.real.kubectl("apply", "-f-", stdin=text)
+    output = governed.real.kubectl("apply", "-f-", stdin=text)
     after = governed.cluster.get(PODS, "p", namespace).metadata
-    assert (after.uid, after.resource_version) == (before.uid, before.resource_version), told
+    assert (after.uid, after.resource_version) == (before.uid, before.resource_version), output
 
 
-def test_annotations_that_are_quotients_stay_as_they_are(governed: Governed) -> None:
-    """For everybody but Quotient."""
+def test_only_quotient_may_change_owned_and_frozen_annotations(governed: Governed) -> None:
     namespace = governed.namespace()
     governed.create(pod(gpu()), namespace)
     annotate = ["annotate", "pod", "p", "-n", namespace, "--overwrite"]
-    for change, told in (
-        (f"{NAMES.placement}=x", "written by Quotient alone"),
-        (f"{NAMES.limits}=x", "written by Quotient alone"),
-        (f"{NAMES.limits}-", "written by Quotient alone"),
-        ("tencent.com/predicate-gpu-idx-0=1", "written by Quotient alone"),
-        (f"{NAMES.core_limit}=99", "charged and placed with '50'"),
-        (f"{NAMES.use_models}=A100", "charged and placed with no such annotation"),
+    for change, message in (
+        (f"{NAMES.placement}=x", "only Quotient may write this annotation"),
+        (f"{NAMES.limits}=x", "only Quotient may write this annotation"),
+        (f"{NAMES.limits}-", "only Quotient may write this annotation"),
+        ("tencent.com/predicate-gpu-idx-0=1", "only Quotient may write this annotation"),
+        (f"{NAMES.core_limit}=99", "admitted and charged with '50'"),
+        (f"{NAMES.use_models}=A100", "admitted and charged without this annotation"),
     ):
-        assert told in governed.real.kubectl(*annotate, change, check=False)
+        assert message in governed.real.kubectl(*annotate, change, check=False)
     assert "annotated" in governed.real.kubectl(*annotate, "mine=1")
     governed.real.kubectl(
         "create",
@@ -229,22 +226,22 @@ def test_annotations_that_are_quotients_stay_as_they_are(governed: Governed) -> 
     assert "annotated" in governed.real.kubectl(*annotate, f"{NAMES.placement}=x", f"--as={SCHEDULER}")
 
 
-def binding(name: str, node: str = "nowhere", **notes: str) -> Obj:
-    metadata = {"name": name, "annotations": notes}
+def binding(name: str, node: str = "nowhere", **annotations: str) -> Obj:
+    metadata = {"name": name, "annotations": annotations}
     return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": node}}
 
 
 def test_only_schedulers_bind_gpu_pods(governed: Governed) -> None:
-    """By the pod's subresource and by the old way."""
+    """Through `pods/binding` and through `bindings`."""
     namespace = governed.namespace()
     governed.create(pod(gpu()), namespace)
     other = plain()
     other["metadata"]["name"] = "other"
-    governed.create({**other, "spec": {**other["spec"], "schedulerName": "nobody"}}, namespace)
+    governed.create({**other, "spec": {**other["spec"], "schedulerName": "none"}}, namespace)
     base = f"/api/v1/namespaces/{namespace}"
     for path in (f"{base}/pods/p/binding", f"{base}/bindings"):
-        assert "may not put a pod with GPUs on a node" in governed.raw(path, binding("p"))
-    assert "written by Quotient alone" in governed.raw(
+        assert "may not bind a pod with GPUs" in governed.raw(path, binding("p"))
+    assert "only Quotient may write this annotation" in governed.raw(
         f"{base}/pods/other/binding", binding("other", **{NAMES.placement: "{}"})
     )
     assert '"Success"' in governed.raw(f"{base}/pods/other/binding", binding("other"))
@@ -263,11 +260,10 @@ def test_only_schedulers_bind_gpu_pods(governed: Governed) -> None:
     assert governed.cluster.get(PODS, "p", namespace).metadata.annotations[NAMES.placement] == '{"v":1}'
 
 
-def test_debug_containers_see_no_gpu(governed: Governed) -> None:
-    """Added by kubectl itself."""
+def test_ephemeral_containers_of_kubectl_debug_see_no_gpu(governed: Governed) -> None:
     namespace = governed.namespace()
     governed.create(pod(gpu()), namespace)
-    told = governed.real.kubectl(
+    output = governed.real.kubectl(
         "debug",
         "p",
         "-n",
@@ -279,36 +275,36 @@ def test_debug_containers_see_no_gpu(governed: Governed) -> None:
         "dbg",
         check=False,
     )
-    shown = governed.real.kubectl("get", "pod", "p", "-n", namespace, "-ojson")
-    (added,) = json.loads(shown)["spec"]["ephemeralContainers"]
-    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in added["env"], told
+    stored = governed.real.kubectl("get", "pod", "p", "-n", namespace, "-ojson")
+    (added,) = json.loads(stored)["spec"]["ephemeralContainers"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in added["env"], output
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} not in added["env"]
 
 
 def test_mirror_pods_cannot_be_forged(governed: Governed) -> None:
-    """The API server lets anybody who names a node write the annotation."""
+    """The API server lets any user who sets spec.nodeName write the annotation."""
     forged = pod(gpu(), annotations={"kubernetes.io/config.mirror": "x"}, nodeName="n1")
     with pytest.raises(Refusal, match="only the kubelet of node n1"):
         governed.create(forged, dry_run=True)
 
 
-def test_the_status_is_no_way_around(governed: Governed) -> None:
-    """Annotations can be changed with it; and a kubelet's updates of it never reach us."""
+def test_annotations_cannot_be_changed_through_the_status_subresource(governed: Governed) -> None:
+    """Updates of the status itself, such as a kubelet's, are not sent to the webhook."""
     namespace = governed.namespace()
     governed.create(pod(gpu()), namespace)
     patch = ["patch", "pod", "p", "-n", namespace, "--subresource=status", "--type=merge", "-p"]
     for key in (NAMES.placement, NAMES.limits, NAMES.use_models):
         forged = json.dumps({"metadata": {"annotations": {key: "x"}}})
         assert "denied the request" in governed.real.kubectl(*patch, forged, check=False)
-    before = counted(governed.webhook)
+    before = call_count(governed.webhook)
     assert "patched" in governed.real.kubectl(
         *patch, '{"status": {"phase": "Running"}, "metadata": {"labels": {"a": "b"}}}'
     )
-    assert counted(governed.webhook) == before
+    assert call_count(governed.webhook) == before
 
 
-def test_whoever_binds_often_enough_does_not_win(governed: Governed) -> None:
-    """A pod that is not there yet may be there a moment later, with GPUs."""
+def test_a_gpu_pod_cannot_be_bound_by_racing_its_creation(governed: Governed) -> None:
+    """Users that keep binding a pod that does not exist yet never bind it."""
     namespace = governed.namespace()
     base = f"/api/v1/namespaces/{namespace}"
     going, bound = True, []
@@ -333,27 +329,27 @@ def test_whoever_binds_often_enough_does_not_win(governed: Governed) -> None:
     assert bound == []
 
 
-def test_mirror_pods_cannot_carry_what_is_quotients(governed: Governed) -> None:
-    """Nor can pods that speak of GPUs in no other way."""
+def test_mirror_pods_cannot_carry_owned_annotations(governed: Governed) -> None:
+    """Even without GPU resources."""
     forged = pod(container(), annotations={"kubernetes.io/config.mirror": "x", NAMES.placement: "{}"}, nodeName="n1")
     with pytest.raises(Refusal, match="only the kubelet of node n1"):
         governed.create(forged, dry_run=True)
 
 
-def test_a_strangers_pod_may_have_as_many_annotations_as_kubernetes_allows(governed: Governed) -> None:
-    """What decides whether we are asked must not depend on them."""
+def test_a_pod_may_have_as_many_annotations_as_kubernetes_allows(governed: Governed) -> None:
+    """The cost of a matchCondition must not grow with them: the API server rejects a request that exceeds its limit."""
     namespace = governed.namespace()
     for number, count, prefix in ((0, 1000, f"{'a' * 60}.{'b' * 60}."), (1, 8000, "")):
-        notes = {f"{prefix}example.org/{index:05}{'k' * (50 if prefix else 1)}": "" for index in range(count)}
-        made = pod(container(), annotations=notes)
-        made["metadata"]["name"] = f"p{number}"
-        governed.create(made, namespace)
+        annotations = {f"{prefix}example.org/{index:05}{'k' * (50 if prefix else 1)}": "" for index in range(count)}
+        plain_pod = pod(container(), annotations=annotations)
+        plain_pod["metadata"]["name"] = f"p{number}"
+        governed.create(plain_pod, namespace)
         governed.real.kubectl("label", "pod", f"p{number}", "-n", namespace, "x=y")
 
 
-def test_other_objects_never_reach_the_webhook(governed: Governed) -> None:
-    """Nor do those of our own namespace."""
-    before = counted(governed.webhook)
+def test_other_objects_are_not_sent_to_the_webhook(governed: Governed) -> None:
+    """Nor are those of Quotient's own namespace."""
+    before = call_count(governed.webhook)
     governed.create(plain(), dry_run=True)
     governed.create(
         pod(container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), hostIPC=True), dry_run=True
@@ -365,14 +361,14 @@ def test_other_objects_never_reach_the_webhook(governed: Governed) -> None:
     if SYSTEM not in governed.real.kubectl("get", "ns"):
         governed.real.kubectl("create", "ns", SYSTEM)
     governed.create(pod(gpu(core="150")), SYSTEM, dry_run=True)
-    assert counted(governed.webhook) == before
+    assert call_count(governed.webhook) == before
     governed.create(pod(container(), annotations={NAMES.placement: "x"}), dry_run=True)
-    # The first call takes the annotation away, and then the second is not needed.
-    assert counted(governed.webhook) == before + 1
+    # The mutating webhook removes the annotation; then the conditions of the validating one are false.
+    assert call_count(governed.webhook) == before + 1
 
 
-def counted(webhook: RunningWebhook) -> float:
-    """Count the calls that reached a webhook."""
+def call_count(webhook: RunningWebhook) -> float:
+    """Return the number of calls that the webhook has answered."""
     lines = webhook.ops("/metrics")[1].splitlines()
     return sum(
         float(line.split()[-1]) for line in lines if line.startswith("quotient_admission_duration_seconds_count")
@@ -380,24 +376,24 @@ def counted(webhook: RunningWebhook) -> float:
 
 
 def test_a_namespaces_quota_sets_its_policy(governed: Governed) -> None:
-    """Pools, bursting and mode, a moment after it is written; a broken one leaves the last good one in force."""
+    """Pools, core limit and mode, a moment after it is written; if it is invalid, the last valid one applies."""
     namespace = governed.namespace()
 
     def write(text: str) -> None:
-        made = {
+        config_map = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": "quota", "namespace": namespace, "labels": {NAMES.quota_label: "true"}},
             "data": {"quota.yaml": text},
         }
-        governed.real.kubectl("apply", "-f-", stdin=json.dumps(made))
+        governed.real.kubectl("apply", "-f-", stdin=json.dumps(config_map))
 
     def stored() -> Obj:
         return governed.create(pod(gpu()), namespace, dry_run=True)
 
     write("pools: [training]\ncoreLimit: {default: 80}")
     eventually(lambda: "affinity" in stored()["spec"], "the pools")
-    assert note(stored(), NAMES.limits)["containers"]["c0"]["limitSource"] == "policy"
+    assert annotation_in(stored(), NAMES.limits)["containers"]["c0"]["limitSource"] == "policy"
     with pytest.raises(ClusterError, match=r"quotas\.validate\.quotient\.dev.* denied"):
         write("pools: [training\n")
     unregister(governed.real)
@@ -405,7 +401,9 @@ def test_a_namespaces_quota_sets_its_policy(governed: Governed) -> None:
         write("pools: [training\n")
     finally:
         register(governed.real, CONFIGURATION, governed.webhook.port, governed.authority)
-    eventually(lambda: "quotient_quotas_invalid 1.0" in governed.webhook.ops("/metrics")[1], "the mistake to be seen")
+    eventually(
+        lambda: "quotient_quotas_invalid 1.0" in governed.webhook.ops("/metrics")[1], "the invalid quota to be counted"
+    )
     assert "affinity" in stored()["spec"]
     write("mode: audit")
     eventually(lambda: "affinity" not in stored()["spec"], "the new quota")
@@ -414,7 +412,7 @@ def test_a_namespaces_quota_sets_its_policy(governed: Governed) -> None:
 
 
 def test_the_older_quota_sets_pools_too(governed: Governed) -> None:
-    """As gpu-admission had it, for all namespaces in one object."""
+    """The ConfigMap of gpu-admission, with all namespaces in one object."""
     namespace = governed.namespace()
     text = json.dumps({namespace: {"quota": {"A100": 4}, "pool": ["public"]}})
     governed.real.kubectl("create", "configmap", "gpuquota", "-n", "kube-system", f"--from-literal=gpu_quota={text}")
@@ -424,8 +422,8 @@ def test_the_older_quota_sets_pools_too(governed: Governed) -> None:
         governed.real.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system")
 
 
-def test_without_the_webhook_gpu_pods_are_refused_and_others_do_not_notice(governed: Governed) -> None:
-    """Fail closed, for those who speak of GPUs alone."""
+def test_without_the_webhook_gpu_pods_are_rejected_and_other_pods_are_not_affected(governed: Governed) -> None:
+    """Only objects that match the conditions are subject to failurePolicy Fail."""
     namespace = governed.namespace()
     governed.create(pod(gpu()), namespace)
     governed.webhook.stop()
@@ -442,10 +440,10 @@ def test_without_the_webhook_gpu_pods_are_refused_and_others_do_not_notice(gover
 
 
 @pytest.mark.parametrize("governed", ["true"], ids=["short"], indirect=True)
-def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> None:
-    """Two replicas behind one address, replaced one after the other while pods are created.
+def test_no_creation_fails_during_restarts_and_certificate_renewal(governed: Governed) -> None:
+    """Two replicas behind one address are replaced one after the other while pods are created.
 
-    The long path drains alike: tests/webhook/test_serving.py tries both.
+    With the short path only: tests/webhook/test_serving.py tests draining with and without it.
     """
     unregister(governed.real)
     replicas = [RunningWebhook(governed.authority, governed.real.kubeconfig) for _ in range(2)]
@@ -454,14 +452,14 @@ def test_restarts_and_new_certificates_fail_no_creation(governed: Governed) -> N
     going = True
 
     def keep_creating(number: int) -> None:
-        made = pod(gpu())
-        made["metadata"]["name"] = f"p{number}"
+        created = pod(gpu())
+        created["metadata"]["name"] = f"p{number}"
         while going:
             try:
-                governed.cluster.create(PODS, made, dry_run=True)
+                governed.cluster.create(PODS, created, dry_run=True)
                 done.append(1)
-            except ApiError as refused:
-                failures.append(str(refused))
+            except ApiError as error:
+                failures.append(str(error))
 
     for each in replicas:
         each.start(ready=False)

@@ -1,16 +1,17 @@
-"""What is refused: every mistake at once, each with field, value, reason and remedy."""
+"""Refusals and warnings: all mistakes of an object in one answer, each with field, value, message and remedy."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, pod
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, Obj, container, gpu, pod
 from tests.webhook.reviews import Caller, MakeCaller
 from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
 
 C0 = "spec.containers[0].resources.limits"
 
-WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "150 cores": (pod(gpu(core="150")), ["CoreInvalid"], "ask for 100 or 200"),
     "250 percent": (pod(container(limits={"nano-gpu/gpu-percent": "250"})), ["CoreInvalid"], "ask for 200 or 300"),
     "15 tenths": (pod(container(limits={"k8s.amazonaws.com/vgpu": "15"})), ["CoreInvalid"], "ask for 10 or 20"),
@@ -21,72 +22,70 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "two vocabularies": (
         pod(container(limits={CORE: "50", MEMORY: "1", "nano-gpu/gpu-percent": "50"})),
         ["VocabulariesMixed"],
-        f"keep {CORE} and {MEMORY} and remove nano-gpu/gpu-percent",
+        "and remove nano-gpu/gpu-percent",
     ),
     "half a card as cores": (pod(gpu(core="500m")), ["QuantityInvalid"], "100 is one GPU; ask for 50"),
     "a core and a half": (pod(gpu(core="1500m")), ["QuantityInvalid"], "must be a whole number; ask for 2"),
-    "a limit of nothing": (
+    "a core limit of zero": (
         pod(gpu(), annotations={NAMES.core_limit: "0"}),
         ["CoreLimitInvalid"],
         'write "50" to "100"',
     ),
-    "models separated otherwise": (
+    "models separated by semicolons": (
         pod(gpu(), annotations={NAMES.use_models: "A100;V100"}),
         ["ModelInvalid"],
         "separated by commas",
     ),
-    "a series that is no model": (pod(gpu(), annotations={NAMES.use_models: "RTX"}), ["ModelInvalid"], "RTX-3090"),
+    "a series instead of a model": (pod(gpu(), annotations={NAMES.use_models: "RTX"}), ["ModelInvalid"], "RTX-3090"),
     "a negative amount": (pod(gpu(core="-50")), ["QuantityInvalid"], "positive"),
-    "a limit below the core": (
+    "a core limit below the cores": (
         pod(gpu(), annotations={NAMES.core_limit: "40"}),
         ["CoreLimitInvalid"],
         'write "50" to "100", in quotes',
     ),
-    "a limit above a card": (pod(gpu(), annotations={NAMES.core_limit: "101"}), ["CoreLimitInvalid"], "in quotes"),
-    "a limit that is no number": (
+    "a core limit above a card": (pod(gpu(), annotations={NAMES.core_limit: "101"}), ["CoreLimitInvalid"], "in quotes"),
+    "a core limit that is no number": (
         pod(gpu(), annotations={NAMES.core_limit: "half"}),
         ["CoreLimitInvalid"],
         "whole number",
     ),
-    "a model that is none": (
+    "a word that is no model": (
         pod(gpu(), annotations={NAMES.use_models: "A100,nvidia"}),
         ["ModelInvalid"],
         "such as A100",
     ),
-    "models that are all excluded": (
+    "a model that is also excluded": (
         pod(gpu(), annotations={NAMES.use_models: "A100-SXM4-40GB", NAMES.avoid_models: "a100"}),
         ["ModelInvalid"],
-        "from one of the two annotations",
+        "from one of the two",
     ),
-    "wishes that contradict each other": (
+    "options that contradict each other": (
         pod(gpu(), annotations={NAMES.use_models: "A100", "nvidia.com/use-gputype": "T4"}),
         ["VocabulariesMixed"],
         "remove nvidia.com/use-gputype",
     ),
-    "a follower that is no container": (
+    "an unknown container whose memory follows": (
         pod(container(limits={CORE: "50"}), annotations={NAMES.memory_follows_core: "c0,c1"}),
         ["ContainerUnknown"],
         "c0",
     ),
-    "a node of one's own choice": (pod(gpu(), nodeName="n1"), ["NodeChosen"], "kubernetes.io/hostname: n1"),
+    "a nodeName": (pod(gpu(), nodeName="n1"), ["NodeChosen"], "kubernetes.io/hostname: n1"),
     "another scheduler": (pod(gpu(), schedulerName="volcano"), ["SchedulerForeign"], "quotient-scheduler"),
 }
 
 
-@pytest.mark.parametrize(("wrong", "codes", "remedy"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("invalid", "codes", "remedy"), INVALID.values(), ids=INVALID.keys())
 def test_each_mistake_is_refused_with_its_remedy(
-    api: Caller, wrong: dict[str, Any], codes: list[str], remedy: str
+    api: Caller, invalid: dict[str, Any], codes: list[str], remedy: str
 ) -> None:
-    """The author learns what to change."""
-    answer = api.create(wrong)
+    answer = api.create(invalid)
     assert not answer.allowed
     assert answer.codes == codes
     assert remedy in answer.message
 
 
-def test_all_mistakes_of_a_pod_come_in_one_answer(api: Caller) -> None:
-    """Nobody should have to apply a manifest once for each."""
-    wrong = pod(
+def test_all_mistakes_of_a_pod_are_in_one_answer(api: Caller) -> None:
+    invalid = pod(
         gpu("a", "150", "-1"),
         gpu("b", "50", None),
         init=[gpu("i", None, "8")],
@@ -94,7 +93,7 @@ def test_all_mistakes_of_a_pod_come_in_one_answer(api: Caller) -> None:
         nodeName="n",
         schedulerName="mine",
     )
-    answer = api.create(wrong)
+    answer = api.create(invalid)
     assert sorted(answer.codes) == sorted(
         [
             "CoreInvalid",
@@ -110,8 +109,7 @@ def test_all_mistakes_of_a_pod_come_in_one_answer(api: Caller) -> None:
     assert len(answer.message.splitlines()) == 8
 
 
-def test_a_refusal_is_read_by_people_and_by_programs(api: Caller) -> None:
-    """In words, and as causes with code and field."""
+def test_a_refusal_has_a_message_for_users_and_causes_for_programs(api: Caller) -> None:
     answer = api.create(pod(gpu(core="150")))
     status = answer.response["status"]
     assert status["code"] == 403
@@ -126,14 +124,14 @@ def test_a_refusal_is_read_by_people_and_by_programs(api: Caller) -> None:
 
 
 @pytest.mark.parametrize("core", ["500m", "-50"])
-def test_what_the_api_server_would_refuse_in_poor_words_is_refused_first(api: Caller, core: str) -> None:
-    """Its own validation comes between the two calls, so the first has to speak."""
+def test_the_mutating_webhook_refuses_what_the_api_server_would_reject_without_a_remedy(api: Caller, core: str) -> None:
+    """The API server validates between the two calls, so the validating webhook would be too late."""
     answer = api.mutate(pod(gpu(core=core), nodeName="n"))
     assert answer.codes == ["QuantityInvalid", "NodeChosen"]
 
 
-def test_requests_that_differ_are_refused_first(api: Caller) -> None:
-    """The API server says only that they must be equal."""
+def test_the_mutating_webhook_refuses_requests_that_differ_from_limits(api: Caller) -> None:
+    """The API server would only say that they must be equal."""
     different = {
         "name": "c0",
         "image": "i",
@@ -144,14 +142,13 @@ def test_requests_that_differ_are_refused_first(api: Caller) -> None:
     assert "remove the request" in answer.message
 
 
-def test_other_mistakes_are_left_to_the_final_word(api: Caller) -> None:
-    """Another webhook may mend them in between."""
+def test_the_mutating_webhook_allows_other_mistakes(api: Caller) -> None:
+    """Another mutating webhook may correct them before validation."""
     assert api.mutate(pod(gpu(core="150"))).allowed
     assert api.mutate(pod(gpu(core="150"))).patch == []
 
 
-def test_a_limit_beyond_the_namespaces_is_refused(make_caller: MakeCaller) -> None:
-    """And the message says how far it may go."""
+def test_a_core_limit_above_the_namespaces_maximum_is_refused(make_caller: MakeCaller) -> None:
     api = make_caller(policy=NamespacePolicy(core_limit=CoreLimitPolicy(max=80)))
     answer = api.create(pod(gpu(), annotations={NAMES.core_limit: "90"}))
     assert answer.codes == ["CoreLimitInvalid"]
@@ -160,27 +157,64 @@ def test_a_limit_beyond_the_namespaces_is_refused(make_caller: MakeCaller) -> No
     assert api.create(pod(gpu(core="90"))).allowed
 
 
-def test_quotas_without_a_common_pool_leave_no_node(make_caller: MakeCaller) -> None:
-    """Better refused than Pending for ever."""
+def test_pods_are_refused_if_the_quotas_have_no_common_pool(make_caller: MakeCaller) -> None:
+    """They would stay Pending."""
     assert make_caller(policy=NamespacePolicy(pools=())).create(pod(gpu())).codes == ["PoolNotGranted"]
 
 
-def test_a_pod_that_never_passed_the_first_call_does_not_pass_the_second(api: Caller) -> None:
-    """Nor one that another webhook spoiled in between."""
+def test_a_pod_that_bypassed_the_mutating_webhook_is_refused(api: Caller) -> None:
     assert set(api.validate(pod(gpu())).codes) == {"NotRewritten"}
-    made = api.mutate(pod(gpu())).patched()
-    assert api.validate(made).allowed
-    made["metadata"]["annotations"][NAMES.limits] = made["metadata"]["annotations"][NAMES.limits].replace("50", "99")
-    answer = api.validate(made)
-    assert answer.codes == ["NotRewritten"]
-    assert answer.fields == [f"metadata.annotations.{NAMES.limits}"]
-    spoiled = api.mutate(pod(gpu())).patched()
-    spoiled["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-    assert api.validate(spoiled).codes == ["NotRewritten"]
+    assert api.validate(api.mutate(pod(gpu())).patched()).allowed
 
 
-def test_a_message_is_bounded_however_much_is_wrong(api: Caller) -> None:
-    """Nobody reads a thousand lines."""
+def remove_memory(rewritten: Obj) -> None:
+    for part in ("limits", "requests"):
+        del rewritten["spec"]["containers"][0]["resources"][part][MEMORY]
+
+
+def raise_limits(rewritten: Obj) -> None:
+    annotations = rewritten["metadata"]["annotations"]
+    annotations[NAMES.limits] = annotations[NAMES.limits].replace("200", "300")
+
+
+def show_all_gpus(rewritten: Obj) -> None:
+    rewritten["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+
+
+CHANGED_AFTERWARDS: dict[str, tuple[Callable[[Obj], None], list[str], str]] = {
+    "a missing resource": (
+        remove_memory,
+        [f"spec.containers[0].resources.{part}[{MEMORY}]" for part in ("limits", "requests")],
+        "missing: Quotient's mutating webhook adds 2",
+    ),
+    "a changed annotation": (
+        raise_limits,
+        [f"metadata.annotations[{NAMES.limits}]"],
+        'differs: Quotient\'s mutating webhook writes {"v":1,',
+    ),
+    "an added variable": (
+        show_all_gpus,
+        ["spec.containers[0].env[0]"],
+        """'{"name":"NVIDIA_VISIBLE_DEVICES","value":"all"}': not allowed: Quotient's mutating webhook removes it""",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "fields", "message"), CHANGED_AFTERWARDS.values(), ids=CHANGED_AFTERWARDS.keys())
+def test_a_pod_that_was_changed_after_the_mutating_webhook_is_refused(
+    api: Caller, change: Callable[[Obj], None], fields: list[str], message: str
+) -> None:
+    """The refusal names the field as Kubernetes does, what is there, and what should be."""
+    rewritten = api.mutate(pod(gpu(core="200", memory=None))).patched()
+    change(rewritten)
+    answer = api.validate(rewritten)
+    assert answer.codes == ["NotRewritten"] * len(fields)
+    assert answer.fields == fields
+    assert message in answer.message
+    assert "no other webhook changes the pod after it" in answer.message
+
+
+def test_the_number_of_reasons_and_warnings_in_an_answer_is_limited(api: Caller) -> None:
     answer = api.create(pod(*(gpu(f"c{number}", "150") for number in range(500))))
     assert answer.message.startswith("500 problems:\n")
     assert answer.message.endswith("\n- and 480 more")
@@ -190,12 +224,12 @@ def test_a_message_is_bounded_however_much_is_wrong(api: Caller) -> None:
     assert warned.warnings[-1] == "and 480 more warnings"
 
 
-MIRROR = "kubernetes.io/config.mirror"
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 
-def test_mirror_pods_come_from_their_node_alone(api: Caller) -> None:
-    """Anybody can write the annotation."""
-    mirror = pod(gpu(), annotations={MIRROR: "x"}, nodeName="n1")
+def test_only_the_kubelet_of_its_node_may_create_a_mirror_pod(api: Caller) -> None:
+    """Any user can set the annotation."""
+    mirror = pod(gpu(), annotations={MIRROR_ANNOTATION: "x"}, nodeName="n1")
     node: dict[str, Any] = {"user": "system:node:n1", "groups": ["system:nodes", "system:authenticated"]}
     assert api.mutate(mirror, **node).patch == []
     assert api.validate(mirror, **node).allowed
@@ -207,33 +241,34 @@ def test_mirror_pods_come_from_their_node_alone(api: Caller) -> None:
     )
     for forger in forgers:
         assert api.validate(mirror, **forger).codes == ["MirrorForged"]
-    nowhere = pod(gpu(), annotations={MIRROR: "x"})
-    assert api.validate(nowhere, user="system:node:", groups=["system:nodes"]).codes == ["MirrorForged"]
-    assert api.validate(pod(container(), annotations={MIRROR: "x"}, nodeName="n")).allowed
+    without_node = pod(gpu(), annotations={MIRROR_ANNOTATION: "x"})
+    assert api.validate(without_node, user="system:node:", groups=["system:nodes"]).codes == ["MirrorForged"]
+    assert api.validate(pod(container(), annotations={MIRROR_ANNOTATION: "x"}, nodeName="n")).allowed
 
 
-ADVICE: dict[str, tuple[dict[str, Any], str]] = {
-    "memory beside a whole card": (pod(gpu(core="100", memory="30")), "only the least"),
-    "less memory than CUDA takes": (pod(gpu(memory="1")), "less than CUDA itself takes"),
-    "MiB where units are counted": (pod(gpu(memory="8192")), "more than any card has"),
-    "a limit that whole cards ignore": (
+QUESTIONABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "memory beside a whole card": (pod(gpu(core="100", memory="30")), "is a minimum, not a limit"),
+    "less memory than CUDA needs": (pod(gpu(memory="1")), "less than a CUDA context needs"),
+    "MiB where units are counted": (pod(gpu(memory="8192")), "more than any GPU has"),
+    "a core limit that whole cards ignore": (
         pod(gpu(core="100", memory=None), annotations={NAMES.core_limit: "50"}),
         "no effect",
     ),
-    "a privileged container": (pod(gpu(securityContext={"privileged": True})), "sees every GPU"),
-    "a claim beside a share": (pod(gpu(), resourceClaims=[{"name": "x"}]), "count in no quota"),
+    "a privileged container": (pod(gpu(securityContext={"privileged": True})), "can access every GPU"),
+    "a claim beside a share": (pod(gpu(), resourceClaims=[{"name": "x"}]), "not charged to any Quotient quota"),
 }
 
 
-@pytest.mark.parametrize(("odd", "told"), ADVICE.values(), ids=ADVICE.keys())
-def test_what_is_probably_not_meant_is_allowed_with_a_warning(api: Caller, odd: dict[str, Any], told: str) -> None:
-    """Legal, but worth a word."""
-    answer = api.create(odd)
+@pytest.mark.parametrize(("questionable", "warning"), QUESTIONABLE.values(), ids=QUESTIONABLE.keys())
+def test_a_valid_but_questionable_pod_is_allowed_with_a_warning(
+    api: Caller, questionable: dict[str, Any], warning: str
+) -> None:
+    answer = api.create(questionable)
     assert answer.allowed
-    assert any(told in warning for warning in answer.warnings)
-    assert all(len(warning) <= 250 for warning in answer.warnings)
+    assert any(warning in each for each in answer.warnings)
+    assert all(len(each) <= 250 for each in answer.warnings)
 
 
 def test_an_ordinary_pod_gets_no_warning(api: Caller) -> None:
-    """Or nobody would read them."""
+    """Users ignore warnings that always appear."""
     assert api.create(pod(gpu(memory="30"))).warnings == []

@@ -1,4 +1,4 @@
-"""What becomes of a pod with GPUs: canonical, complete, harmless, and nothing else touched."""
+"""How the mutating webhook rewrites GPU pods, and that it changes nothing else."""
 
 import copy
 import json
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, limits_in, note, pod
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, annotation_in, container, gpu, limits_in, pod
 from tests.webhook.reviews import Caller, MakeCaller, caller
 from vcuda.names import Names
 from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
@@ -16,12 +16,12 @@ from vcuda.vocabulary import VocabularyOptions
 
 HAMI = VocabularyOptions(hami=True)
 
-WRITTEN_AS = {
-    "the canonical one": ({CORE: "50", MEMORY: "30"}, {}, ("50", "30"), None),
+VOCABULARIES = {
+    "canonical": ({CORE: "50", MEMORY: "30"}, {}, ("50", "30"), None),
     "memory in bytes, rounded up": ({CORE: "50", MEMORY: "7681Mi"}, {}, ("50", "31"), None),
-    "a thousand units as the API server writes them": ({CORE: "10", MEMORY: "1k"}, {}, ("10", "1k"), None),
+    "a thousand units as the API server stores them": ({CORE: "10", MEMORY: "1k"}, {}, ("10", "1k"), None),
     "whole cards, with a token per card": ({CORE: "200"}, {}, ("200", "2"), None),
-    "whole cards that must have memory": ({CORE: "200", MEMORY: "64"}, {}, ("200", "64"), None),
+    "whole cards with a minimum of memory": ({CORE: "200", MEMORY: "64"}, {}, ("200", "64"), None),
     "Tencent's": ({"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "30"}, {}, ("30", "30"), None),
     "NVIDIA's, in MiB": ({"nvidia.com/vcuda-core": "30", "nvidia.com/vcuda-memory": "7680"}, {}, ("30", "30"), None),
     "part of a card, for people": ({CARDS: "300m"}, {}, ("30", "1"), "c0"),
@@ -39,54 +39,54 @@ WRITTEN_AS = {
 }
 
 
-@pytest.mark.parametrize(("amounts", "rules", "expected", "follows"), WRITTEN_AS.values(), ids=WRITTEN_AS.keys())
-def test_every_vocabulary_becomes_the_canonical_one(
+@pytest.mark.parametrize(("amounts", "config", "expected", "follows"), VOCABULARIES.values(), ids=VOCABULARIES.keys())
+def test_every_vocabulary_is_rewritten_to_the_canonical_one(
     make_caller: MakeCaller,
     amounts: dict[str, str],
-    rules: dict[str, Any],
+    config: dict[str, Any],
     expected: tuple[str, str],
     follows: str | None,
 ) -> None:
-    """In limits and requests, with both resources, and in no other words."""
-    api = make_caller(**rules)
+    """In limits and requests, with both resources, and no key of another vocabulary left."""
+    api = make_caller(**config)
     written = pod(container(limits={**amounts, "cpu": "2"}))
-    made = api.mutate(written).patched()
+    patched = api.mutate(written).patched()
     for part in ("limits", "requests"):
-        assert limits_in(made, part=part) == {CORE: expected[0], MEMORY: expected[1], "cpu": "2"}
-    assert note(made, NAMES.memory_follows_core) == follows
-    assert made["spec"]["schedulerName"] == "quotient-scheduler"
+        assert limits_in(patched, part=part) == {CORE: expected[0], MEMORY: expected[1], "cpu": "2"}
+    assert annotation_in(patched, NAMES.memory_follows_core) == follows
+    assert patched["spec"]["schedulerName"] == "quotient-scheduler"
     assert api.create(written).allowed
 
 
-def test_another_domain_is_a_matter_of_configuration(make_caller: MakeCaller) -> None:
-    """Then the usual one means nothing, and an ancestor's own domain is canonical."""
+def test_the_domain_is_configurable(make_caller: MakeCaller) -> None:
+    """An ancestor's domain can be the canonical one; the default domain then means nothing."""
     api = make_caller(names=Names("tencent.com"))
-    made = api.mutate(
+    patched = api.mutate(
         pod(container(limits={"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "30"}))
     ).patched()
-    assert limits_in(made) == {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "30"}
+    assert limits_in(patched) == {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "30"}
     assert (
-        json.loads(made["metadata"]["annotations"]["tencent.com/vcuda-limits"])["containers"]["c0"]["memoryMiB"] == 7680
+        json.loads(patched["metadata"]["annotations"]["tencent.com/vcuda-limits"])["containers"]["c0"]["memoryMiB"]
+        == 7680
     )
     assert api.mutate(pod(gpu())).patch == []
 
 
-def test_requests_alone_are_taken_for_limits(api: Caller) -> None:
-    """The API server would refuse them: such resources are not overcommitted."""
-    made = api.mutate(
+def test_requests_without_limits_become_limits(api: Caller) -> None:
+    """The API server would reject them: extended resources cannot be overcommitted."""
+    patched = api.mutate(
         pod({"name": "c0", "image": "i", "resources": {"requests": {CORE: "50", MEMORY: "30"}}})
     ).patched()
-    assert limits_in(made) == limits_in(made, part="requests") == {CORE: "50", MEMORY: "30"}
+    assert limits_in(patched) == limits_in(patched, part="requests") == {CORE: "50", MEMORY: "30"}
 
 
-def test_a_template_may_have_limits_alone(api: Caller) -> None:
-    """The requests follow."""
-    made = api.mutate(pod({"name": "c0", "image": "i", "resources": {"limits": {CORE: "200"}}})).patched()
-    assert limits_in(made, part="requests") == {CORE: "200", MEMORY: "2"}
+def test_limits_without_requests_become_requests(api: Caller) -> None:
+    patched = api.mutate(pod({"name": "c0", "image": "i", "resources": {"limits": {CORE: "200"}}})).patched()
+    assert limits_in(patched, part="requests") == {CORE: "200", MEMORY: "2"}
 
 
-def test_a_pod_without_gpus_is_left_alone(api: Caller) -> None:
-    """Whatever it looks like otherwise."""
+def test_a_pod_without_gpus_is_not_changed(api: Caller) -> None:
+    """Whatever its other fields and annotations are."""
     other = pod(
         container(limits={"cpu": "1", "nvidia.com/gpu": "1"}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
         annotations={"inspur.com/use-gputype": "???", "inspur.com/vcuda-core-limit": "x"},
@@ -100,21 +100,21 @@ def test_a_pod_without_gpus_is_left_alone(api: Caller) -> None:
 
 
 LIMITS = {
-    "a hard limit at the core by default": (
+    "the cores by default": (
         [gpu()],
         {},
         None,
         {"c0": {"cores": 50, "coreLimit": 50, "limitSource": "default", "memoryMiB": 7680}},
         "50",
     ),
-    "the author's limit": (
+    "the user's core limit": (
         [gpu()],
         {NAMES.core_limit: "80"},
         None,
         {"c0": {"cores": 50, "coreLimit": 80, "limitSource": "user", "memoryMiB": 7680}},
         "80",
     ),
-    "an author who says what is the default": (
+    "a user's core limit that equals the default": (
         [gpu()],
         {NAMES.core_limit: "50"},
         None,
@@ -128,14 +128,14 @@ LIMITS = {
         {"c0": {"cores": 50, "coreLimit": 90, "limitSource": "policy", "memoryMiB": 7680}},
         "90",
     ),
-    "a policy below the core": (
+    "a policy below the cores": (
         [gpu()],
         {},
         CoreLimitPolicy(default=20),
         {"c0": {"cores": 50, "coreLimit": 50, "limitSource": "policy", "memoryMiB": 7680}},
         "50",
     ),
-    "fractions that do not agree": (
+    "fractions with different limits": (
         [gpu("a", "50", "8"), gpu("b", "20", "8")],
         {},
         None,
@@ -162,43 +162,45 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(("containers", "notes", "burst", "expected", "core_limit"), LIMITS.values(), ids=LIMITS.keys())
-def test_limits_are_written_for_every_gpu_container(
+@pytest.mark.parametrize(
+    ("containers", "annotations", "policy", "expected", "core_limit"), LIMITS.values(), ids=LIMITS.keys()
+)
+def test_limits_are_computed_for_every_gpu_container(
     make_caller: MakeCaller,
     containers: list[dict[str, Any]],
-    notes: dict[str, str],
-    burst: CoreLimitPolicy | None,
+    annotations: dict[str, str],
+    policy: CoreLimitPolicy | None,
     expected: dict[str, Any],
     core_limit: str | None,
 ) -> None:
-    """With who set them; the annotation is injected where all fractions agree."""
-    api = make_caller(policy=NamespacePolicy(core_limit=burst or CoreLimitPolicy()))
-    written = pod(*containers, annotations=dict(notes))
-    made = api.mutate(written).patched()
-    assert note(made, NAMES.limits) == {"v": 1, "models": [], "containers": expected}
-    assert note(made, NAMES.core_limit) == core_limit
+    """With their source; the core limit is injected if all fractional containers have the same."""
+    api = make_caller(policy=NamespacePolicy(core_limit=policy or CoreLimitPolicy()))
+    written = pod(*containers, annotations=dict(annotations))
+    patched = api.mutate(written).patched()
+    assert annotation_in(patched, NAMES.limits) == {"v": 1, "models": [], "containers": expected}
+    assert annotation_in(patched, NAMES.core_limit) == core_limit
     assert api.create(written).allowed
 
 
-def test_wishes_of_an_ancestor_move_to_the_canonical_names(api: Caller) -> None:
-    """Their values stay as they were written."""
-    notes = {
+def test_options_under_the_domain_of_an_ancestor_are_renamed(api: Caller) -> None:
+    """Their values do not change."""
+    annotations = {
         "tencent.com/vcuda-core-limit": "80",
         "nvidia.com/use-gputype": "Tesla V100-SXM2-16GB, a100",
         "nvidia.com/nouse-gputype": "T4",
     }
-    made = api.mutate(pod(gpu(), annotations=notes)).patched()
-    kept = made["metadata"]["annotations"]
+    patched = api.mutate(pod(gpu(), annotations=annotations)).patched()
+    kept = patched["metadata"]["annotations"]
     assert kept[NAMES.core_limit] == "80"
-    assert kept[NAMES.use_models] == notes["nvidia.com/use-gputype"]
-    assert not any(key in kept for key in notes)
-    limits = note(made, NAMES.limits)
+    assert kept[NAMES.use_models] == annotations["nvidia.com/use-gputype"]
+    assert not any(key in kept for key in annotations)
+    limits = annotation_in(patched, NAMES.limits)
     assert limits["models"] == ["V100-SXM2-16GB", "a100"]
     assert limits["avoidModels"] == ["T4"]
 
 
-def test_what_only_quotient_may_write_is_stripped_or_computed(api: Caller) -> None:
-    """A tenant must not speak for it; each is told of."""
+def test_annotations_that_only_quotient_may_write_are_removed_or_computed(api: Caller) -> None:
+    """With a warning for each."""
     forged = {
         NAMES.placement: '{"v":1}',
         NAMES.limits: '{"v":1,"models":[],"containers":{"c0":{"cores":1}}}',
@@ -210,18 +212,18 @@ def test_what_only_quotient_may_write_is_stripped_or_computed(api: Caller) -> No
     answer = api.mutate(pod(gpu(), annotations={**forged, "mine": "stays"}))
     kept = answer.patched()["metadata"]["annotations"]
     assert sorted(kept) == sorted([NAMES.limits, NAMES.core_limit, "mine"])
-    assert note(answer.patched(), NAMES.limits)["containers"]["c0"]["cores"] == 50
+    assert annotation_in(answer.patched(), NAMES.limits)["containers"]["c0"]["cores"] == 50
     assert all(any(key in warning for warning in answer.warnings) for key in forged)
 
 
 def test_a_pod_without_gpus_cannot_carry_a_placement_either(api: Caller) -> None:
-    """Or it would look placed."""
+    """It would look like a pod that was placed."""
     answer = api.mutate(pod(container(), annotations={NAMES.placement: "{}", NAMES.limits: "{}"}))
     assert answer.patched()["metadata"]["annotations"] == {}
 
 
-def test_variables_that_decide_over_gpus_are_taken_out(api: Caller) -> None:
-    """Wherever they stand and however often; others stay in their order."""
+def test_variables_that_select_gpus_are_removed(api: Caller) -> None:
+    """Duplicates too; the other variables keep their order."""
     environment = [
         {"name": "FIRST", "value": "1"},
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
@@ -231,14 +233,14 @@ def test_variables_that_decide_over_gpus_are_taken_out(api: Caller) -> None:
         {"name": "CUDA_VISIBLE_DEVICES", "value": "0"},
     ]
     answer = api.mutate(pod(gpu(env=environment), container("side", env=environment)))
-    ours, side = answer.patched()["spec"]["containers"]
-    assert ours["env"] == [environment[0], environment[5]]
+    gpu_container, side = answer.patched()["spec"]["containers"]
+    assert gpu_container["env"] == [environment[0], environment[5]]
     assert side["env"] == [environment[0], environment[5], {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
     assert sum("NVIDIA_VISIBLE_DEVICES" in warning for warning in answer.warnings) == 2
 
 
-def test_containers_without_gpu_see_none(api: Caller) -> None:
-    """Init containers too, and without a warning: nobody asked for anything."""
+def test_containers_without_gpu_see_no_gpu(api: Caller) -> None:
+    """Init containers too. Without a warning, because nothing of the user's is changed."""
     answer = api.mutate(pod(gpu(), container("side"), init=[container("init", env=[])]))
     spec = answer.patched()["spec"]
     void = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
@@ -251,8 +253,8 @@ def test_containers_without_gpu_see_none(api: Caller) -> None:
 @pytest.mark.parametrize(
     "path", ["/tmp/nvidia-mps", "/tmp//nvidia-mps/", "/tmp/x/../nvidia-mps", "//tmp/nvidia-mps/pipe"]
 )
-def test_what_aws_has_its_users_write_is_neutralised(api: Caller, path: str) -> None:
-    """The pod still runs: its mount finds an empty folder."""
+def test_node_access_for_the_aws_device_plugin_is_removed(api: Caller, path: str) -> None:
+    """The pod still runs: the volume becomes an emptyDir."""
     volumes = [{"name": "data", "hostPath": {"path": "/data"}}, {"name": "mps", "hostPath": {"path": path}}]
     mounts = [{"name": "mps", "mountPath": "/tmp/nvidia-mps"}]
     written = pod(container(limits={"k8s.amazonaws.com/vgpu": "1"}, volumeMounts=mounts), hostIPC=True, volumes=volumes)
@@ -263,8 +265,8 @@ def test_what_aws_has_its_users_write_is_neutralised(api: Caller, path: str) -> 
     assert len(answer.warnings) == 2
 
 
-def test_pools_become_node_affinity_beside_the_pods_own(make_caller: MakeCaller) -> None:
-    """Every alternative is narrowed; one that matches nothing goes on to match nothing."""
+def test_pools_are_added_to_the_node_affinity_of_the_pod(make_caller: MakeCaller) -> None:
+    """To each of its terms; an empty term, which matches no node, stays empty."""
     api = make_caller(policy=NamespacePolicy(pools=("training", "public")))
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
     terms = [
@@ -280,30 +282,29 @@ def test_pools_become_node_affinity_beside_the_pods_own(make_caller: MakeCaller)
         },
         "podAntiAffinity": {"x": "stays"},
     }
-    made = api.mutate(pod(gpu(), affinity=affinity)).patched()["spec"]["affinity"]
-    found = made["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    patched = api.mutate(pod(gpu(), affinity=affinity)).patched()["spec"]["affinity"]
+    restricted = patched["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     labels = (NAMES.pool_label, "gaia.tencent.com/gpu-pool", "tkestack.io/gpu-pool")
     wanted = [{"key": label, "operator": "In", "values": ["training", "public"]} for label in labels]
-    assert [term["matchExpressions"] for term in found[:3]] == [[zone, each] for each in wanted]
-    assert [term["matchExpressions"] for term in found[3:6]] == [[each] for each in wanted]
-    assert found[6] == {}
-    assert made["podAntiAffinity"] == {"x": "stays"}
-    assert made["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == preferred
+    assert [term["matchExpressions"] for term in restricted[:3]] == [[zone, each] for each in wanted]
+    assert [term["matchExpressions"] for term in restricted[3:6]] == [[each] for each in wanted]
+    assert restricted[6] == {}
+    assert patched["podAntiAffinity"] == {"x": "stays"}
+    assert patched["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == preferred
     assert api.create(pod(gpu(), affinity=affinity)).allowed
 
 
 @pytest.mark.parametrize("affinity", [None, {}, {"nodeAffinity": {}}, {"nodeAffinity": None}], ids=str)
-def test_pools_find_their_place_whatever_is_there(make_caller: MakeCaller, affinity: Any) -> None:
-    """Patches put in only what is missing."""
+def test_pools_are_added_to_an_absent_or_incomplete_affinity(make_caller: MakeCaller, affinity: Any) -> None:
     api = make_caller(policy=NamespacePolicy(pools=("training",)))
     written = pod(gpu(), affinity=affinity)
-    made = api.mutate(written).patched()["spec"]["affinity"]["nodeAffinity"]
-    assert len(made["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]) == 3
+    patched = api.mutate(written).patched()["spec"]["affinity"]["nodeAffinity"]
+    assert len(patched["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]) == 3
     assert api.create(written).allowed
 
 
 def test_configured_tolerations_are_added_once(make_caller: MakeCaller) -> None:
-    """One that the pod has already, however spelled, is not added."""
+    """A toleration that the pod has in another spelling is not added."""
     wanted = ({"key": "a", "operator": "Exists", "effect": "NoSchedule"}, {"key": "b", "value": "c"})
     api = make_caller(tolerations=wanted)
     own = {"key": "b", "operator": "Equal", "value": "c"}
@@ -312,26 +313,26 @@ def test_configured_tolerations_are_added_once(make_caller: MakeCaller) -> None:
 
 
 @pytest.mark.parametrize("name", [None, "", "default-scheduler", "gpu-scheduler"])
-def test_pods_for_the_usual_schedulers_are_given_to_ours(api: Caller, name: str | None) -> None:
-    """The ancestors' pods name one of these."""
+def test_default_and_alias_schedulers_are_replaced(api: Caller, name: str | None) -> None:
+    """Pods for the ancestors have one of these names."""
     assert api.mutate(pod(gpu(), schedulerName=name)).patched()["spec"]["schedulerName"] == "quotient-scheduler"
 
 
-def test_fields_that_quotient_does_not_know_survive(api: Caller) -> None:
-    """A round trip through anybody's types would lose them."""
-    odd = gpu(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}], brandNewField={"a": [1, {"b": None}]})
-    written = pod(odd, fieldOfTheFuture={"deep": [1, 2]}, volumes=[{"name": "v", "newKind": {"x": 1}}])
+def test_unknown_fields_survive(api: Caller) -> None:
+    """Decoding into typed structs and encoding them again would lose them."""
+    newer = gpu(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}], brandNewField={"a": [1, {"b": None}]})
+    written = pod(newer, fieldOfTheFuture={"deep": [1, 2]}, volumes=[{"name": "v", "newKind": {"x": 1}}])
     written["metadata"]["somethingElse"] = {"x": "y"}
     before = copy.deepcopy(written)
-    made = api.mutate(written).patched()
-    assert made["spec"]["fieldOfTheFuture"] == before["spec"]["fieldOfTheFuture"]
-    assert made["spec"]["containers"][0]["brandNewField"] == before["spec"]["containers"][0]["brandNewField"]
-    assert made["spec"]["volumes"] == before["spec"]["volumes"]
-    assert made["metadata"]["somethingElse"] == {"x": "y"}
+    patched = api.mutate(written).patched()
+    assert patched["spec"]["fieldOfTheFuture"] == before["spec"]["fieldOfTheFuture"]
+    assert patched["spec"]["containers"][0]["brandNewField"] == before["spec"]["containers"][0]["brandNewField"]
+    assert patched["spec"]["volumes"] == before["spec"]["volumes"]
+    assert patched["metadata"]["somethingElse"] == {"x": "y"}
 
 
-def test_patches_touch_only_what_is_ours(api: Caller) -> None:
-    """The fewest operations: annotations one by one, the scheduler's name, nothing for what is right already."""
+def test_patches_are_minimal(api: Caller) -> None:
+    """Annotations one by one, the scheduler's name, and nothing for fields that are right already."""
     patch = api.mutate(pod(gpu(), annotations={"mine": "x"})).patch
     assert sorted(operation["path"] for operation in patch) == [
         "/metadata/annotations/inspur.com~1vcuda-core-limit",
@@ -340,24 +341,24 @@ def test_patches_touch_only_what_is_ours(api: Caller) -> None:
     ]
 
 
-def test_a_foreign_sidecar_between_two_calls_is_blinded_in_the_second(api: Caller) -> None:
-    """And nothing else changes."""
-    made = api.mutate(pod(gpu())).patched()
-    made["spec"]["containers"].append(container("proxy"))
-    again = api.mutate(made)
+def test_gpus_are_hidden_from_a_sidecar_that_another_webhook_adds(api: Caller) -> None:
+    """In the second call, which changes nothing else."""
+    patched = api.mutate(pod(gpu())).patched()
+    patched["spec"]["containers"].append(container("proxy"))
+    again = api.mutate(patched)
     assert [operation["path"] for operation in again.patch] == ["/spec/containers/1/env"]
     assert api.mutate(again.patched()).patch == []
     assert api.validate(again.patched()).allowed
 
 
-def test_a_foreign_gpu_container_between_two_calls_changes_the_limits(api: Caller) -> None:
-    """The limit that was injected for one fraction is none that the author wished for."""
-    made = api.mutate(pod(gpu())).patched()
-    made["spec"]["containers"].append(gpu("helper", "80", "8"))
-    again = api.mutate(made)
+def test_limits_are_computed_again_if_another_webhook_adds_a_gpu_container(api: Caller) -> None:
+    """The core limit that the first call injected is not taken for the user's."""
+    patched = api.mutate(pod(gpu())).patched()
+    patched["spec"]["containers"].append(gpu("helper", "80", "8"))
+    again = api.mutate(patched)
     final = again.patched()
-    assert note(final, NAMES.core_limit) is None
-    assert note(final, NAMES.limits)["containers"]["helper"]["coreLimit"] == 80
+    assert annotation_in(final, NAMES.core_limit) is None
+    assert annotation_in(final, NAMES.limits)["containers"]["helper"]["coreLimit"] == 80
     assert api.mutate(final).patch == []
     assert api.validate(final).allowed
 
@@ -383,28 +384,30 @@ environments = st.lists(
 
 @st.composite
 def pods(draw: st.DrawFn) -> dict[str, Any]:
-    """Pods with any mixture of containers."""
+    """Valid pods with any mixture of containers, variables and annotations."""
 
-    def some(prefix: str, least: int) -> list[dict[str, Any]]:
-        count = draw(st.integers(least, 3))
+    def some(prefix: str, min_count: int) -> list[dict[str, Any]]:
+        count = draw(st.integers(min_count, 3))
         return [container(f"{prefix}{i}", draw(amounts), env=draw(environments)) for i in range(count)]
 
-    notes = draw(
+    annotations = draw(
         st.dictionaries(
             st.sampled_from([NAMES.limits, NAMES.placement, "x/y~z", "tencent.com/predicate-node", NAMES.use_models]),
             st.sampled_from(["A100", "T4, V100"]),
         )
     )
     return pod(
-        *some("c", 1), init=some("i", 0), annotations=draw(st.sampled_from([notes, None])), hostIPC=draw(st.booleans())
+        *some("c", 1),
+        init=some("i", 0),
+        annotations=draw(st.sampled_from([annotations, None])),
+        hostIPC=draw(st.booleans()),
     )
 
 
 @given(pods(), st.sampled_from([None, ("a", "b")]))
-def test_doing_it_twice_is_doing_it_once(written: dict[str, Any], pools: tuple[str, ...] | None) -> None:
-    """For any pod, and what is so made is valid."""
+def test_mutation_is_idempotent_and_its_result_valid(written: dict[str, Any], pools: tuple[str, ...] | None) -> None:
     api = caller("short", policy=NamespacePolicy(pools=pools))
-    made = api.mutate(written).patched()
-    assert api.mutate(made).patch == []
-    answer = api.validate(made)
+    patched = api.mutate(written).patched()
+    assert api.mutate(patched).patch == []
+    answer = api.validate(patched)
     assert answer.allowed, answer.message

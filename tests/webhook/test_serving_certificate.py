@@ -88,7 +88,7 @@ def test_a_pair_that_callers_would_reject_never_replaces_a_valid_one(
     authority.issue("other.example.org")
     assert "valid for other.example.org, not for 127.0.0.1" in rejection(certificates)
     authority.issue(not_before=datetime.now(UTC) + timedelta(hours=1))
-    assert "valid only from" in rejection(certificates)
+    assert "not valid before" in rejection(certificates)
     assert certificates.is_valid
 
 

@@ -1,4 +1,4 @@
-"""Updates: what is Quotient's stays, the same manifest changes nothing, and everything else is nobody's business."""
+"""Updates of pods: what belongs to Quotient cannot change, and applying the same manifest again changes nothing."""
 
 import copy
 import json
@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, note, pod
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, annotation_in, container, gpu, pod
 from tests.webhook.reviews import Caller, MakeCaller
 from vcuda.namespace_policy import NamespacePolicy
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-OURS = "system:serviceaccount:quotient-system:quotient-scheduler"
+OWN_ACCOUNT = "system:serviceaccount:quotient-system:quotient-scheduler"
 
 Obj = dict[str, Any]
 
 
-def changed(made: Obj, **notes: str | None) -> Obj:
-    """Change annotations; None takes one away."""
-    after = copy.deepcopy(made)
-    for key, value in notes.items():
+def changed(stored: Obj, **annotations: str | None) -> Obj:
+    """Return a pod with other annotations; None removes one."""
+    after = copy.deepcopy(stored)
+    for key, value in annotations.items():
         after["metadata"].setdefault("annotations", {})
         if value is None:
             after["metadata"]["annotations"].pop(key)
@@ -28,10 +28,9 @@ def changed(made: Obj, **notes: str | None) -> Obj:
     return after
 
 
-def test_owned_annotations_change_for_quotient_alone(api: Caller) -> None:
-    """Added, changed or taken away."""
+def test_only_quotient_may_add_change_or_remove_owned_annotations(api: Caller) -> None:
     stored = changed(api.mutate(pod(gpu())).patched(), **{NAMES.placement: "{}"})
-    for notes in (
+    for annotations in (
         {NAMES.placement: '{"v":1}'},
         {NAMES.placement: None},
         {NAMES.limits: None},
@@ -39,17 +38,16 @@ def test_owned_annotations_change_for_quotient_alone(api: Caller) -> None:
         {"tencent.com/predicate-gpu-idx-0": "1"},
         {"inspur.com/gpu-assigned": "true"},
     ):
-        after = changed(stored, **notes)
+        after = changed(stored, **annotations)
         answer = api.validate(after, "UPDATE", stored)
         assert answer.codes == ["AnnotationOwned"]
-        assert answer.fields == [f"metadata.annotations[{next(iter(notes))}]"]
-        assert api.validate(after, "UPDATE", stored, user=OURS).allowed
+        assert answer.fields == [f"metadata.annotations[{next(iter(annotations))}]"]
+        assert api.validate(after, "UPDATE", stored, user=OWN_ACCOUNT).allowed
     for forger in ("system:serviceaccount:quotient-system-2:x", "system:serviceaccount:default:quotient-scheduler"):
         assert not api.validate(changed(stored, **{NAMES.placement: "x"}), "UPDATE", stored, user=forger).allowed
 
 
-def test_a_pod_without_gpus_cannot_be_given_a_placement(api: Caller) -> None:
-    """By an update either."""
+def test_an_update_cannot_give_a_placement_to_a_pod_without_gpus(api: Caller) -> None:
     plain = pod(container())
     assert api.validate(changed(plain, **{NAMES.placement: "{}"}), "UPDATE", plain).codes == ["AnnotationOwned"]
 
@@ -58,16 +56,16 @@ def test_a_pod_without_gpus_cannot_be_given_a_placement(api: Caller) -> None:
     "key",
     [NAMES.core_limit, NAMES.use_models, NAMES.avoid_models, NAMES.memory_follows_core, "tencent.com/use-gputype"],
 )
-def test_wishes_are_frozen_once_the_pod_is_charged(api: Caller, key: str) -> None:
-    """They decided what it was charged for."""
+def test_options_cannot_change_after_the_pod_was_charged(api: Caller, key: str) -> None:
+    """The charge depends on them."""
     stored = api.mutate(pod(gpu())).patched()
     answer = api.validate(changed(stored, **{key: "99"}), "UPDATE", stored)
     assert answer.codes == ["AnnotationFrozen"]
-    assert "create it anew" in answer.message
+    assert "create it again" in answer.message
 
 
-def test_a_pod_that_was_there_before_quotient_stays_usable(api: Caller) -> None:
-    """Only what changes is looked at, and only where it is ours."""
+def test_a_pod_from_before_quotient_can_be_updated(api: Caller) -> None:
+    """Only changes are checked, and only of what belongs to Quotient."""
     before = pod(gpu(core="150"), annotations={NAMES.core_limit: "x"}, nodeName="n", schedulerName="other")
     after = copy.deepcopy(before)
     after["metadata"]["labels"]["new"] = "label"
@@ -75,11 +73,10 @@ def test_a_pod_that_was_there_before_quotient_stays_usable(api: Caller) -> None:
     assert api.mutate(after, "UPDATE", before).patch == []
     assert api.validate(after, "UPDATE", before).allowed
     after["metadata"]["annotations"] |= {NAMES.memory_follows_core: "c0"}
-    assert api.validate(after, "UPDATE", before).codes == ["AnnotationFrozen"], "it is charged by what they say"
+    assert api.validate(after, "UPDATE", before).codes == ["AnnotationFrozen"], "its charge depends on it"
 
 
-def test_an_update_of_something_else_changes_nothing(api: Caller) -> None:
-    """Labels, finalizers, images."""
+def test_updates_of_other_fields_are_allowed_unchanged(api: Caller) -> None:
     stored = api.mutate(pod(gpu(), container("side"))).patched()
     after = copy.deepcopy(stored)
     after["metadata"]["finalizers"] = ["x/y"]
@@ -89,10 +86,9 @@ def test_an_update_of_something_else_changes_nothing(api: Caller) -> None:
 
 
 def applied(manifest: Obj, stored: Obj) -> Obj:
-    """Merge a manifest over a stored pod, as `kubectl apply` does: maps by key, named lists by name, others whole."""
-    text = json.dumps(manifest)
-    merged: Obj = merge(copy.deepcopy(stored), manifest)
-    merged["metadata"].setdefault("annotations", {})[APPLIED] = text
+    """Merge a manifest into a stored pod as `kubectl apply` does: maps by key, named lists by name, others replaced."""
+    merged: Obj = merge(copy.deepcopy(stored), copy.deepcopy(manifest))
+    merged["metadata"].setdefault("annotations", {})[APPLIED] = json.dumps(manifest)
     return merged
 
 
@@ -113,7 +109,7 @@ def merge(old: Any, new: Any) -> Any:
 
 
 MANIFESTS: dict[str, Obj] = {
-    "the canonical vocabulary": pod(gpu()),
+    "canonical resources": pod(gpu()),
     "memory in bytes": pod(gpu(memory="8Gi")),
     "Tencent's": pod(
         container(limits={"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "30"}),
@@ -123,7 +119,7 @@ MANIFESTS: dict[str, Obj] = {
         container(limits={"nvidia.com/vcuda-core": "30", "nvidia.com/vcuda-memory": "7680"}),
         annotations={"nvidia.com/use-gputype": "A100,V100"},
     ),
-    "AWS with all that belongs to it": pod(
+    "AWS with hostIPC and its hostPath": pod(
         container(limits={"k8s.amazonaws.com/vgpu": "3"}, env=[{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]),
         hostIPC=True,
         volumes=[{"name": "nvidia-mps", "hostPath": {"path": "/tmp/nvidia-mps"}}],
@@ -135,7 +131,7 @@ MANIFESTS: dict[str, Obj] = {
     "variables in a container without GPU": pod(
         gpu(), container("side", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
     ),
-    "followers that were added to": pod(
+    "some containers whose memory follows": pod(
         container("a", {CORE: "30"}), container("b", {CARDS: "500m"}), annotations={NAMES.memory_follows_core: "a"}
     ),
     "forged annotations": pod(
@@ -157,7 +153,7 @@ MANIFESTS: dict[str, Obj] = {
 
 @pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS.keys())
 def test_the_same_manifest_applied_again_changes_nothing(make_caller: MakeCaller, manifest: Obj) -> None:
-    """Most of it could not change on a living pod, and the API server would refuse."""
+    """The API server would reject most of the changes that `kubectl apply` makes: the fields are immutable."""
     api = make_caller(policy=NamespacePolicy(pools=("training",)), tolerations=({"key": "gpu", "operator": "Exists"},))
     first = copy.deepcopy(manifest)
     first["metadata"].setdefault("annotations", {})[APPLIED] = json.dumps(manifest)
@@ -169,75 +165,74 @@ def test_the_same_manifest_applied_again_changes_nothing(make_caller: MakeCaller
     assert api.validate(again.patched(), "UPDATE", stored).allowed
 
 
-def test_a_manifest_that_asks_for_another_share_is_refused(api: Caller) -> None:
-    """In words that say what to do; the API server's own do not."""
+def test_a_manifest_with_another_gpu_request_is_refused(api: Caller) -> None:
+    """With a remedy, which the API server's own message lacks."""
     manifest = pod(container(limits={"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "30"}))
     stored = api.mutate(manifest).patched()
     other = pod(container(limits={"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "30"}))
     answer = api.mutate(applied(other, stored), "UPDATE", stored)
     assert set(answer.codes) == {"RequestFrozen"}
-    assert "delete the pod and create it anew" in answer.message
+    assert "delete the pod and create it again" in answer.message
 
 
-def test_a_manifest_with_another_wish_is_refused(api: Caller) -> None:
-    """An ancestor's annotation with another value is no re-apply."""
+def test_a_manifest_with_another_option_is_refused(api: Caller) -> None:
+    """Under the domain of an ancestor too."""
     manifest = pod(gpu(), annotations={"tencent.com/vcuda-core-limit": "80"})
     stored = api.mutate(manifest).patched()
     other = pod(gpu(), annotations={"tencent.com/vcuda-core-limit": "60"})
     after = api.mutate(applied(other, stored), "UPDATE", stored).patched()
     assert api.validate(after, "UPDATE", stored).codes == ["AnnotationFrozen"]
-    assert note(stored, NAMES.core_limit) == "80"
+    assert annotation_in(stored, NAMES.core_limit) == "80"
 
 
-def test_someone_who_writes_a_placement_by_hand_is_refused_not_corrected(api: Caller) -> None:
-    """A re-apply is told from it by what `kubectl apply` remembers."""
+def test_a_placement_set_by_hand_is_refused_not_restored(api: Caller) -> None:
+    """It is not in the manifest that `kubectl apply` stores, so it cannot come from applying that again."""
     stored = api.mutate(pod(gpu(), annotations={APPLIED: "{}"})).patched()
     after = changed(stored, **{NAMES.placement: "{}"})
     assert api.mutate(after, "UPDATE", stored).patch == []
     assert api.validate(after, "UPDATE", stored).codes == ["AnnotationOwned"]
 
 
-@pytest.mark.parametrize("remembered", ["", "[]", "{", '{"metadata": 1}', '{"metadata": {"annotations": {"a": 1}}}'])
-def test_what_kubectl_remembers_may_be_anything(api: Caller, remembered: str) -> None:
-    """It is a tenant's text."""
-    stored = changed(api.mutate(pod(gpu())).patched(), **{APPLIED: remembered})
+@pytest.mark.parametrize("manifest", ["", "[]", "{", '{"metadata": 1}', '{"metadata": {"annotations": {"a": 1}}}'])
+def test_a_malformed_stored_manifest_is_ignored(api: Caller, manifest: str) -> None:
+    """Users can write anything into the annotation of `kubectl apply`."""
+    stored = changed(api.mutate(pod(gpu())).patched(), **{APPLIED: manifest})
     assert api.validate(changed(stored, **{NAMES.placement: "{}"}), "UPDATE", stored).codes == ["AnnotationOwned"]
     assert api.mutate(changed(stored, **{NAMES.placement: "{}"}), "UPDATE", stored).status == 200
 
 
-def debugged(stored: Obj, *containers: Obj) -> Obj:
+def with_ephemeral(stored: Obj, *containers: Obj) -> Obj:
     after = copy.deepcopy(stored)
     after["spec"]["ephemeralContainers"] = list(containers)
     return after
 
 
-def test_containers_added_for_debugging_see_no_gpu(api: Caller) -> None:
-    """They can ask for none, and must not get one by a variable."""
+def test_ephemeral_containers_see_no_gpu(api: Caller) -> None:
+    """They cannot request GPUs, and must not get them by a variable."""
     stored = api.mutate(pod(gpu())).patched()
-    curious = container("debug", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "A", "value": "1"}])
-    answer = api.mutate(debugged(stored, curious), "UPDATE", stored, subresource="ephemeralcontainers")
-    made = answer.patched()["spec"]["ephemeralContainers"][0]["env"]
-    assert made == [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    exposing = container("debug", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "A", "value": "1"}])
+    answer = api.mutate(with_ephemeral(stored, exposing), "UPDATE", stored, subresource="ephemeralcontainers")
+    env = answer.patched()["spec"]["ephemeralContainers"][0]["env"]
+    assert env == [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
     after = answer.patched()
     assert api.validate(after, "UPDATE", stored, subresource="ephemeralcontainers").allowed
-    refused = api.validate(debugged(stored, curious), "UPDATE", stored, subresource="ephemeralcontainers")
+    refused = api.validate(with_ephemeral(stored, exposing), "UPDATE", stored, subresource="ephemeralcontainers")
     assert refused.codes == ["NotRewritten"]
-    # A second one: the first cannot change any more, and is left alone.
-    more = debugged(after, *after["spec"]["ephemeralContainers"], container("second"))
+    # The first one is immutable now, so only the second is patched.
+    more = with_ephemeral(after, *after["spec"]["ephemeralContainers"], container("second"))
     patch = api.mutate(more, "UPDATE", after, subresource="ephemeralcontainers").patch
     assert [operation["path"] for operation in patch] == ["/spec/ephemeralContainers/1/env"]
 
 
-def test_debugging_a_pod_without_gpus_is_nobodys_business(api: Caller) -> None:
-    """Whatever its variables say."""
+def test_ephemeral_containers_of_a_pod_without_gpus_are_not_changed(api: Caller) -> None:
     plain = pod(container())
-    after = debugged(plain, container("debug", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]))
+    after = with_ephemeral(plain, container("debug", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]))
     assert api.mutate(after, "UPDATE", plain, subresource="ephemeralcontainers").patch == []
     assert api.validate(after, "UPDATE", plain, subresource="ephemeralcontainers").allowed
 
 
-def test_memory_is_not_confused_with_another_amount(api: Caller) -> None:
-    """8Gi again is the same, 16Gi is not."""
+def test_memory_in_bytes_is_compared_by_its_amount(api: Caller) -> None:
+    """16Gi is refused on a pod that was created with 8Gi, and stored as 32 units."""
     stored = api.mutate(pod(gpu(memory="8Gi"))).patched()
     assert stored["spec"]["containers"][0]["resources"]["limits"][MEMORY] == "32"
     answer = api.mutate(applied(pod(gpu(memory="16Gi")), stored), "UPDATE", stored)

@@ -1,4 +1,4 @@
-"""Workloads: mistakes are told when they are applied, and templates stay as their authors wrote them."""
+"""Workloads: mistakes are refused at `kubectl apply`, and only fractions of a card are rewritten in templates."""
 
 import copy
 import json
@@ -23,40 +23,42 @@ KINDS = {
 }
 
 
-def path_of(kind: str) -> str:
+def template_field(kind: str) -> str:
     return "spec.jobTemplate.spec.template.spec" if kind == "CronJob" else "spec.template.spec"
 
 
 @pytest.mark.parametrize(("kind", "version"), KINDS.items())
-def test_every_kind_is_held_to_the_rules_of_its_pods(api: Caller, kind: str, version: str) -> None:
-    """Same codes, same words, and the path in the workload."""
-    wrong = workload(pod(gpu(core="150"), nodeName="n"), kind, version)
-    answer = api.create(wrong)
+def test_templates_of_every_kind_are_checked_like_pods(api: Caller, kind: str, version: str) -> None:
+    """With the same codes, and the field paths of the workload."""
+    invalid = workload(pod(gpu(core="150"), nodeName="n"), kind, version)
+    answer = api.create(invalid)
     assert answer.codes == ["CoreInvalid", "NodeChosen"]
     assert answer.fields == [
-        f"{path_of(kind)}.containers[0].resources.limits[{CORE}]",
-        f"{path_of(kind)}.nodeName",
+        f"{template_field(kind)}.containers[0].resources.limits[{CORE}]",
+        f"{template_field(kind)}.nodeName",
     ]
 
 
 @pytest.mark.parametrize(("kind", "version"), KINDS.items())
 def test_templates_are_not_rewritten(api: Caller, kind: str, version: str) -> None:
-    """That would fight those who keep them in Git."""
-    right = workload(
+    """They would differ from the manifests in Git for ever."""
+    valid = workload(
         pod(container(limits={"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "8Gi"})), kind, version
     )
-    assert api.mutate(right).patch == []
-    assert api.create(right).allowed
+    assert api.mutate(valid).patch == []
+    assert api.create(valid).allowed
 
 
 @pytest.mark.parametrize(("kind", "version"), KINDS.items())
 @pytest.mark.parametrize("with_requests", [True, False])
-def test_parts_of_a_card_are_the_exception(api: Caller, kind: str, version: str, *, with_requests: bool) -> None:
-    """The API server would refuse them in a template."""
-    made = container(limits={CARDS: "300m", "cpu": "1"})
+def test_fractions_of_a_card_in_templates_are_rewritten(
+    api: Caller, kind: str, version: str, *, with_requests: bool
+) -> None:
+    """The API server would reject them."""
+    fractional = container(limits={CARDS: "300m", "cpu": "1"})
     if not with_requests:
-        del made["resources"]["requests"]
-    written = workload(pod(made, container("side", {CARDS: "2"})), kind, version)
+        del fractional["resources"]["requests"]
+    written = workload(pod(fractional, container("side", {CARDS: "2"})), kind, version)
     after = api.mutate(written).patched()
     template = after["spec"]["jobTemplate"]["spec"]["template"] if kind == "CronJob" else after["spec"]["template"]
     first, second = template["spec"]["containers"]
@@ -68,18 +70,18 @@ def test_parts_of_a_card_are_the_exception(api: Caller, kind: str, version: str,
     assert api.validate(after).allowed
 
 
-def test_what_a_controller_made_is_left_alone(api: Caller) -> None:
-    """Its owner was asked, and to refuse it would only stall the controller."""
-    made = workload(pod(container(limits={CARDS: "300m"}), nodeName="n"), "ReplicaSet")
-    made["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
-    assert api.mutate(made).patch == []
-    assert api.validate(made).allowed
-    made["metadata"]["ownerReferences"][0]["controller"] = False
-    assert not api.create(made).allowed
+def test_workloads_of_a_controller_are_not_checked(api: Caller) -> None:
+    """Their owner was checked, and refusing them would only stall the controller."""
+    replica_set = workload(pod(container(limits={CARDS: "300m"}), nodeName="n"), "ReplicaSet")
+    replica_set["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
+    assert api.mutate(replica_set).patch == []
+    assert api.validate(replica_set).allowed
+    replica_set["metadata"]["ownerReferences"][0]["controller"] = False
+    assert not api.create(replica_set).allowed
 
 
-def test_applying_a_part_of_a_card_again_changes_nothing(api: Caller) -> None:
-    """The manifest's key comes back beside the canonical ones."""
+def test_applying_a_fraction_of_a_card_again_changes_nothing(api: Caller) -> None:
+    """`kubectl apply` merges the manifest's key with the canonical ones."""
     stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})))).patched()
     again = copy.deepcopy(stored)
     for part in ("limits", "requests"):
@@ -89,29 +91,28 @@ def test_applying_a_part_of_a_card_again_changes_nothing(api: Caller) -> None:
     assert api.validate(answer.patched(), "UPDATE", stored).allowed
 
 
-def test_another_part_of_a_card_wins_over_what_was_rewritten_before(api: Caller) -> None:
-    """The manifest says half a card now."""
+def test_another_fraction_replaces_the_one_that_was_rewritten_before(api: Caller) -> None:
     stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})))).patched()
     after = copy.deepcopy(stored)
     for part in ("limits", "requests"):
         after["spec"]["template"]["spec"]["containers"][0]["resources"][part][CARDS] = "500m"
-    made = api.mutate(after, "UPDATE", stored).patched()
-    assert made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {CORE: "50", MEMORY: "1"}
-    assert api.validate(made, "UPDATE", stored).allowed
+    patched = api.mutate(after, "UPDATE", stored).patched()
+    assert patched["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {CORE: "50", MEMORY: "1"}
+    assert api.validate(patched, "UPDATE", stored).allowed
 
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def reapplied(stored: Obj, limits: dict[str, str] | None, *, gone: tuple[str, ...] = (), name: str = "c0") -> Obj:
-    """Merge a changed manifest over a stored workload, as `kubectl apply` does, with what it remembers."""
+    """Merge a changed manifest into a stored workload, as `kubectl apply` does, and store the manifest."""
     after = copy.deepcopy(stored)
     template = after["spec"]["template"]["spec"]
-    made = container(name, limits)
-    manifest = workload(pod(made), replicas=1)
+    changed = container(name, limits)
+    manifest = workload(pod(changed), replicas=1)
     after["metadata"]["annotations"] = {APPLIED: json.dumps(manifest)}
     if name != "c0":
-        template["containers"] = [made]
+        template["containers"] = [changed]
         return after
     resources = template["containers"][0]["resources"]
     for part in ("limits", "requests"):
@@ -122,72 +123,76 @@ def reapplied(stored: Obj, limits: dict[str, str] | None, *, gone: tuple[str, ..
 
 
 CHANGES: dict[str, tuple[dict[str, str] | None, dict[str, str], str | None]] = {
-    "another part": ({CARDS: "500m"}, {CORE: "50", MEMORY: "1"}, "c0"),
+    "another fraction": ({CARDS: "500m"}, {CORE: "50", MEMORY: "1"}, "c0"),
     "whole cards": ({CARDS: "1"}, {CARDS: "1"}, None),
     "canonical amounts": ({CORE: "50", MEMORY: "30"}, {CORE: "50", MEMORY: "30"}, None),
-    "canonical amounts of the same cores": ({CORE: "30", MEMORY: "8"}, {CORE: "30", MEMORY: "8"}, None),
+    "canonical amounts with the same cores": ({CORE: "30", MEMORY: "8"}, {CORE: "30", MEMORY: "8"}, None),
     "another vocabulary": ({"k8s.amazonaws.com/vgpu": "5"}, {"k8s.amazonaws.com/vgpu": "5"}, None),
-    "no GPU any more": ({"cpu": "1"}, {"cpu": "1"}, None),
-    "the same again": ({CARDS: "300m"}, {CORE: "30", MEMORY: "1"}, "c0"),
+    "no GPU": ({"cpu": "1"}, {"cpu": "1"}, None),
+    "the same fraction": ({CARDS: "300m"}, {CORE: "30", MEMORY: "1"}, "c0"),
 }
 
 
 @pytest.mark.parametrize(("limits", "expected", "follows"), CHANGES.values(), ids=CHANGES.keys())
-def test_a_part_of_a_card_can_be_changed_into_anything(
+def test_a_fraction_of_a_card_can_be_changed_to_anything(
     api: Caller, limits: dict[str, str] | None, expected: dict[str, str], follows: str | None
 ) -> None:
-    """What was put in before is taken out again, and nobody is told of what he did not write."""
+    """The amounts that the webhook wrote are removed, so they cause no refusal."""
     stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})), replicas=1)).patched()
     after = reapplied(stored, limits)
     answer = api.mutate(after, "UPDATE", stored)
     assert answer.allowed, answer.message
-    made = answer.patched()
-    template = made["spec"]["template"]
+    patched = answer.patched()
+    template = patched["spec"]["template"]
     assert template["spec"]["containers"][0]["resources"]["limits"] == expected
     assert template["metadata"].get("annotations", {}).get(NAMES.memory_follows_core) == follows
     assert (NAMES.cards_rewritten in template["metadata"].get("annotations", {})) == (follows is not None)
-    checked = api.validate(made, "UPDATE", stored)
+    checked = api.validate(patched, "UPDATE", stored)
     assert checked.allowed, checked.message
-    assert api.mutate(made, "UPDATE", stored).patch == []
+    assert api.mutate(patched, "UPDATE", stored).patch == []
 
 
-def test_a_container_with_a_part_of_a_card_can_be_renamed(api: Caller) -> None:
-    """The annotation follows."""
+def test_a_container_with_a_fraction_of_a_card_can_be_renamed(api: Caller) -> None:
+    """Both annotations name the new container."""
     stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})))).patched()
-    made = api.mutate(reapplied(stored, {CARDS: "300m"}, name="main"), "UPDATE", stored).patched()
-    assert made["spec"]["template"]["metadata"]["annotations"] == {
+    patched = api.mutate(reapplied(stored, {CARDS: "300m"}, name="main"), "UPDATE", stored).patched()
+    assert patched["spec"]["template"]["metadata"]["annotations"] == {
         NAMES.memory_follows_core: "main",
         NAMES.cards_rewritten: "main=30",
     }
-    assert api.validate(made, "UPDATE", stored).allowed
+    assert api.validate(patched, "UPDATE", stored).allowed
 
 
-def test_mistakes_beside_a_part_of_a_card_are_told_in_our_words(api: Caller) -> None:
-    """Before the API server says only that something must be an integer."""
+def test_mistakes_beside_a_fraction_of_a_card_are_refused_with_a_remedy(api: Caller) -> None:
+    """The API server would only say that the amount must be an integer."""
     both = workload(pod(container("a", {CARDS: "300m"}), gpu("b", "500m", "1")))
     assert api.mutate(both).codes == ["QuantityInvalid"]
 
 
-def test_a_template_needs_limits(api: Caller) -> None:
-    """A pod's are completed; a template's would be refused by the API server."""
-    asked = {"name": "c0", "image": "i", "resources": {"requests": {CORE: "50", MEMORY: "30"}, "limits": {"cpu": "1"}}}
-    answer = api.mutate(workload(pod(asked)))
+def test_requests_without_limits_are_refused_in_a_template(api: Caller) -> None:
+    """A pod's are completed. The API server would reject a template's."""
+    requests_only = {
+        "name": "c0",
+        "image": "i",
+        "resources": {"requests": {CORE: "50", MEMORY: "30"}, "limits": {"cpu": "1"}},
+    }
+    answer = api.mutate(workload(pod(requests_only)))
     assert answer.codes == ["LimitMissing", "LimitMissing"]
     assert answer.fields[0] == f"spec.template.spec.containers[0].resources.requests[{CORE}]"
-    part = {"name": "c0", "image": "i", "resources": {"requests": {CARDS: "300m"}}}
-    made = api.mutate(workload(pod(part))).patched()
-    resources = made["spec"]["template"]["spec"]["containers"][0]["resources"]
+    fractional = {"name": "c0", "image": "i", "resources": {"requests": {CARDS: "300m"}}}
+    patched = api.mutate(workload(pod(fractional))).patched()
+    resources = patched["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert resources["limits"] == resources["requests"] == {CORE: "30", MEMORY: "1"}
 
 
-def test_a_part_of_a_card_beside_an_amount_of_the_authors_own_is_a_mistake(api: Caller) -> None:
-    """Nobody knows which of the two was meant."""
+def test_a_fraction_of_a_card_beside_canonical_amounts_is_refused(api: Caller) -> None:
+    """It is unclear which of the two is intended."""
     both = workload(pod(container(limits={CARDS: "300m", CORE: "40", MEMORY: "8"})))
     assert api.create(both).codes == ["VocabulariesMixed"]
 
 
-def test_what_did_not_change_is_not_judged_again(api: Caller) -> None:
-    """A workload from before must remain usable: scaled down, labelled, deleted."""
+def test_an_unchanged_template_is_not_checked_again(api: Caller) -> None:
+    """A workload from before Quotient can be scaled down and labelled."""
     before = workload(pod(gpu(core="150")), replicas=3)
     after = copy.deepcopy(before)
     after["metadata"]["labels"] = {"a": "b"}
@@ -197,50 +202,55 @@ def test_what_did_not_change_is_not_judged_again(api: Caller) -> None:
     assert not api.validate(after, "UPDATE", before).allowed
 
 
-def test_wishes_on_the_workload_itself_are_told_to_be_misplaced(api: Caller) -> None:
-    """Nobody reads them there."""
-    made = workload(pod(gpu()))
-    made["metadata"]["annotations"] = {NAMES.use_models: "A100"}
-    answer = api.validate(made)
+def test_options_on_the_workload_itself_cause_a_warning(api: Caller) -> None:
+    """They count on the template only."""
+    misplaced = workload(pod(gpu()))
+    misplaced["metadata"]["annotations"] = {NAMES.use_models: "A100"}
+    answer = api.validate(misplaced)
     assert answer.allowed
     assert answer.warnings == [
-        f"metadata.annotations[{NAMES.use_models}] has no effect here: it belongs to spec.template.metadata.annotations"
+        f"metadata.annotations[{NAMES.use_models}] has no effect here: move it to spec.template.metadata.annotations"
     ]
 
 
-def test_what_will_be_taken_out_of_the_pods_is_told(api: Caller) -> None:
-    """When the author looks, not when the pods are made."""
-    made = workload(pod(gpu(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), hostIPC=True))
-    warnings = api.validate(made).warnings
+def test_a_workload_gets_the_warnings_of_its_pods(api: Caller) -> None:
+    """A controller creates the pods, so users would not see them."""
+    written = workload(pod(gpu(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), hostIPC=True))
+    warnings = api.validate(written).warnings
     assert any(warning.startswith("spec.template.spec.hostIPC") for warning in warnings)
     assert any("spec.template.spec.containers[0].env[NVIDIA_VISIBLE_DEVICES]" in warning for warning in warnings)
 
 
-def test_more_pods_than_the_quota_holds_are_told_of(make_caller: MakeCaller) -> None:
-    """Replicas times share; a warning only, for others may end."""
+def test_more_pods_than_fit_the_quota_cause_a_warning(make_caller: MakeCaller) -> None:
+    """Not a refusal: capacity may be released before the pods are created."""
     api = make_caller(quotas=[parse_quota("types: {A100: {cores: 200}}", "team/quota")])
     fits, does_not = workload(pod(gpu()), replicas=4), workload(pod(gpu()), replicas=5)
     assert api.validate(fits).warnings == []
-    (told,) = api.validate(does_not).warnings
-    assert "4 of 5 pods" in told
-    assert "asked 250 cores" in told
-    assert "short by 50" in told
+    (warning,) = api.validate(does_not).warnings
+    assert "4 of 5 pods" in warning
+    assert "asked 250 cores" in warning
+    assert "short by 50" in warning
     assert api.validate(does_not).allowed
     for _ in range(4):
         assert api.create(pod(gpu())).allowed
-    (told,) = api.validate(does_not, "UPDATE", fits).warnings
-    assert "0 of 1 pods" in told
+    (warning,) = api.validate(does_not, "UPDATE", fits).warnings
+    assert "0 of 1 pods" in warning
     assert api.validate(fits, "UPDATE", does_not).warnings == []
 
 
-@pytest.mark.parametrize("odd", [{}, {"spec": None}, {"metadata": None, "spec": {"containers": []}}], ids=str)
-def test_templates_that_are_hardly_there_do_no_harm(api: Caller, odd: dict[str, Any]) -> None:
-    """The API server refuses them itself."""
-    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": odd}}
-    assert api.mutate(made).status in (200, 400)
-    assert api.validate(made).status in (200, 400)
+@pytest.mark.parametrize("template", [{}, {"spec": None}, {"metadata": None, "spec": {"containers": []}}], ids=str)
+def test_empty_and_malformed_templates_cause_no_failure(api: Caller, template: dict[str, Any]) -> None:
+    """The API server rejects them itself."""
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d"},
+        "spec": {"template": template},
+    }
+    assert api.mutate(deployment).status in (200, 400)
+    assert api.validate(deployment).status in (200, 400)
 
 
-def test_quantities_are_refused_before_the_api_server_does(api: Caller) -> None:
-    """It validates templates itself, in poor words."""
+def test_the_mutating_webhook_refuses_invalid_quantities_in_templates(api: Caller) -> None:
+    """The API server would reject them before the validating webhook is called, without a remedy."""
     assert api.mutate(workload(pod(gpu(core="500m")))).codes == ["QuantityInvalid"]
