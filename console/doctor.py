@@ -29,6 +29,7 @@ from vcuda.names import (
     QUOTA_STATUS,
     STATUS_KEY,
     STATUS_LABEL,
+    WEBHOOK,
     WEBHOOK_CONFIGURATION,
     names_for,
 )
@@ -120,7 +121,6 @@ def check_versions(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # 
 def check_own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.errors import NotFound  # noqa: PLC0415
     from cluster.objects import DEPLOYMENTS  # noqa: PLC0415
-    from controller.webhook_configurations import WEBHOOK  # noqa: PLC0415
 
     namespace = configuration.system_namespace
     for name in (WEBHOOK, CONTROLLER):
@@ -276,14 +276,14 @@ def check_rbac(cluster: Any, configuration: Configuration) -> Iterator[CheckResu
 # Service account, verb, group, resource, and whether only in Quotient's namespace. A sample of docs/rbac.md: without
 # any of these the component does not work at all.
 NEEDED_PERMISSIONS = (
-    ("quotient-webhook", "list", "", "configmaps", False),
-    ("quotient-webhook", "update", "", "configmaps", True),
-    ("quotient-webhook", "get", "", "pods", False),
-    ("quotient-controller", "list", "discovery.k8s.io", "endpointslices", True),
-    ("quotient-controller", "list", "", "pods", False),
-    ("quotient-controller", "list", "", "nodes", False),
-    ("quotient-controller", "create", "", "configmaps", False),
-    ("quotient-controller", "create", "coordination.k8s.io", "leases", True),
+    (WEBHOOK, "list", "", "configmaps", False),
+    (WEBHOOK, "update", "", "configmaps", True),
+    (WEBHOOK, "get", "", "pods", False),
+    (CONTROLLER, "list", "discovery.k8s.io", "endpointslices", True),
+    (CONTROLLER, "list", "", "pods", False),
+    (CONTROLLER, "list", "", "nodes", False),
+    (CONTROLLER, "create", "", "configmaps", False),
+    (CONTROLLER, "create", "coordination.k8s.io", "leases", True),
 )
 CHECKS: dict[str, Check] = {
     "versions": check_versions,

@@ -17,7 +17,7 @@ from ledger.ledger_store import LedgerStore
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
 from vcuda.gpu_model import parse_model
-from vcuda.names import QUOTA_STATUS, STATUS_KEY
+from vcuda.names import API_GROUP, QUOTA_STATUS, STATUS_KEY
 from webhook.admission import Admission
 from webhook.metrics import Metrics
 from webhook.quota_sources import ClusterQuotaSource
@@ -45,9 +45,9 @@ class LocalAdmission:
         admission = Admission(config, self._quota_source)
         self._responder = Responder(admission, lambda *_: None, self._committer, Metrics(), TIMEOUT_S)
         cluster.hooks += [
-            InMemoryWebhook("mutate.quotient.dev", self._caller(MUTATE), mutating=True, operations=OPERATIONS),
+            InMemoryWebhook(f"mutate.{API_GROUP}", self._caller(MUTATE), mutating=True, operations=OPERATIONS),
             InMemoryWebhook(
-                "validate.quotient.dev",
+                f"validate.{API_GROUP}",
                 self._caller(VALIDATE),
                 operations=OPERATIONS,
                 resources=("pods", "configmaps"),

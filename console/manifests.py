@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import msgspec
 
 from vcuda.decision import printable
+from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import convert
 from vcuda.strict_yaml import DocumentError, parse_documents
 from vcuda.workload_kinds import BY_GROUP_KIND
@@ -97,6 +97,7 @@ def decode_document(document: Document, into: type[T]) -> T:
     complete = document | {"status": status | {key: value for key, value in amounts.items() if value}}
     try:
         return convert(complete, into)
-    except msgspec.ValidationError as error:
+    except DECODE_ERRORS as error:
         name = mapping_at(document, "metadata").get("name", "")
-        raise click.UsageError(f"{document.get('kind', '')} {name}: {error}") from None
+        problem = describe_decode_error(error)
+        raise click.UsageError(f"{document.get('kind', '')} {name}: {problem}") from None

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -22,14 +21,11 @@ from vcuda.workload_kinds import BY_GROUP_KIND
 from webhook.admission import Admission, encode_outcome
 from webhook.admission_config import AdmissionConfig
 from webhook.quota_sources import FixedQuotaSource
-from webhook.review import Request, decode_review
+from webhook.review import MalformedObject, Request, decode_review
 
-# Splits a decoder's error into its text and the JSON path at its end.
-WHERE = re.compile(r"^(?P<message>.*?)(?: - at `(?:key in )?`?\$(?P<path>[^`]*)`)?$", re.DOTALL)
-# The beginning of such an error: the object under review, or a template in it.
-ROOT = re.compile(r"^(?:request\.)?object(?P<root>\S*) is not a \w+: ")
 ALL_NAMESPACES = ""
 DEFAULT_USER = "user"
+OBJECT = "request.object"
 
 
 class AdmissionResult(Struct, frozen=True):
@@ -82,7 +78,7 @@ def admit_offline(
             refused, more = validate(admission, rewritten, quotas.ledger(namespace), user)
             warnings += more
     except BadRequest as error:
-        reasons = (*early, object_invalid(str(error)))
+        reasons = (*early, object_invalid(error))
         return AdmissionResult(allowed=False, reasons=reasons, warnings=(), patch=[], object=document)
     reasons = (*early, *refused)
     if reasons:
@@ -120,7 +116,7 @@ def creation_review(document: Document, namespace: str, user: str) -> Request:
     group, _, version = str(document.get("apiVersion", "")).rpartition("/")
     metadata = document.get("metadata")
     if not isinstance(metadata, dict):
-        raise BadRequest("is missing, or not a mapping - at `$.metadata`")
+        raise MalformedObject(f"{OBJECT}.metadata", "must be an object" if "metadata" in document else "is required")
     body = {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -137,7 +133,7 @@ def creation_review(document: Document, namespace: str, user: str) -> Request:
     try:
         text = json.dumps(body, default=str, allow_nan=False)
     except ValueError:
-        raise BadRequest("contains a number that JSON does not have, such as .inf or .nan") from None
+        raise MalformedObject(OBJECT, "has a number that JSON does not have, such as .inf or .nan") from None
     return decode_review(text.encode())
 
 
@@ -147,17 +143,14 @@ def is_checked(document: Document) -> bool:
     return (group, document.get("kind")) in (("", "Pod"), *BY_GROUP_KIND) or bool(list(schema_problems(document)))
 
 
-def object_invalid(error: str) -> Reason:
-    """Report a document that does not have the structure of its kind."""
-    match = WHERE.match(error)
-    message, path = (match["message"], match["path"] or "") if match else (error, "")
-    root = ROOT.match(message)
-    field = f"{root['root'] if root else ''}{path}".lstrip(".")
+def object_invalid(error: BadRequest) -> Reason:
+    """Report a document that does not have the structure of its kind, with the field as users write it."""
+    field, message = (error.field, error.message) if isinstance(error, MalformedObject) else ("", str(error))
     return Reason(
         code=Code.OBJECT_INVALID,
-        field=field or "object",
+        field=field.removeprefix(OBJECT).lstrip(".") or "object",
         value="",
-        message=message[root.end() :] if root else message,
+        message=message,
         remedy="write the field as the Kubernetes API defines it",
     )
 

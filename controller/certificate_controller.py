@@ -45,15 +45,24 @@ from cluster.objects import (
     Workload,
 )
 from controller.webhook_configurations import (
-    WEBHOOK,
     WEBHOOK_KINDS,
     FailurePolicy,
     WebhookConfigurations,
 )
 from vcuda.decision import Unavailable
-from vcuda.names import APP, APP_LABEL, CA_SECRET, COMPONENT_LABEL, CONTROLLER, LEAF_SECRET, WEBHOOK_CONFIGURATION
+from vcuda.names import (
+    APP,
+    APP_LABEL,
+    CA_SECRET,
+    COMPONENT_LABEL,
+    CONTROLLER,
+    LEAF_SECRET,
+    SERVICE_NAME_LABEL,
+    WEBHOOK,
+    WEBHOOK_CONFIGURATION,
+)
 
-WEBHOOK_ENDPOINTS = Selector(labels=f"kubernetes.io/service-name={WEBHOOK}")
+WEBHOOK_ENDPOINTS = Selector(labels=f"{SERVICE_NAME_LABEL}={WEBHOOK}")
 WEBHOOK_PODS = Selector(labels=f"{APP_LABEL}={APP},{COMPONENT_LABEL}=webhook")
 # Expiry comes without an event, so everything is reconciled this often.
 RESYNC_S = 60.0

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from cluster.errors import AlreadyExists, Conflict, NotFound
+from cluster.errors import NotFound
 from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata, Owners
+from cluster.retrying import LOST_RACE, retry_on_conflict
 from controller.accounting import RESERVATION_S
 from vcuda.decision import Unavailable
 from vcuda.decoding import decoder_for
@@ -93,12 +94,12 @@ class LedgerRegistry:
             self._cache = self._write_with_retries(change)
 
     def _write_with_retries(self, change: Callable[[NamespaceUids], NamespaceUids]) -> NamespaceUids:
-        for _ in range(MAX_ATTEMPTS):
-            try:
-                return self._write(change)
-            except (Conflict, AlreadyExists, NotFound):
-                continue
-        raise Unavailable(f"too many conflicting writes to ConfigMap {self._system_namespace}/{LEDGER_REGISTRY}")
+        try:
+            return retry_on_conflict(lambda _: self._write(change), attempts=MAX_ATTEMPTS)
+        except LOST_RACE as error:
+            # Not a Conflict: the reconciler, which calls this, would take it for one of its ledger and retry at once.
+            where = f"ConfigMap {self._system_namespace}/{LEDGER_REGISTRY}"
+            raise Unavailable(f"too many conflicting writes to {where}: {error}") from None
 
     def _write(self, change: Callable[[NamespaceUids], NamespaceUids]) -> NamespaceUids:
         try:

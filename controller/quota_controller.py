@@ -1,12 +1,12 @@
 """The quota controller: enqueues namespaces when something in them changes, and reconciles them on a few workers."""
 
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 import structlog
 
+from cluster.backoff import Backoff
 from cluster.errors import ApiError
 from cluster.events import EventRecorder
 from cluster.interface import Cluster
@@ -32,7 +32,7 @@ WORKERS = 4
 COALESCE_S = 0.05
 # Least time between reconciles after a change that frees nothing: a created pod was charged at admission.
 RELAXED_INTERVAL_S = 1.0
-RETRY_S = 1.0
+RETRY_BACKOFF = Backoff(first_s=1.0, max_s=16.0)
 # How often a worker of a standby checks whether it leads and the caches are synced.
 STANDBY_POLL_S = 0.1
 # The key of the GPU catalogue in the work queue; no namespace has an empty name.
@@ -202,7 +202,7 @@ class QuotaController:
                 self._queue.done(namespace)
 
     def _retry(self, namespace: str, error: str) -> None:
-        delay_s = retry_delay_s(self.states.failed(namespace))
+        delay_s = RETRY_BACKOFF.delay_s(self.states.failed(namespace))
         self._log.warning("reconcile_failed", namespace=namespace, error=error, retry_in_s=round(delay_s, 1))
         self._queue.add_after(namespace, delay_s)
 
@@ -227,11 +227,6 @@ class QuotaController:
         write_config_map(self._cluster, ConfigMap(metadata=metadata, data=data))
         self.states.succeeded(CATALOGUE_ITEM)
         self._queue.add_after(CATALOGUE_ITEM, RESYNC_S)
-
-
-def retry_delay_s(failures: int) -> float:
-    """Return a random delay that doubles with each failure in a row, from 0.5 to 1 s up to 8 to 16 s."""
-    return RETRY_S * (1 << min(failures - 1, 4)) * random.uniform(0.5, 1.0)
 
 
 def accounted_fields(pod: PodUsage) -> tuple[object, ...]:

@@ -1,6 +1,5 @@
 """Reconciles one namespace: its ledger with the pods that exist, its status with the ledger."""
 
-import random
 import threading
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -8,10 +7,12 @@ from contextlib import suppress
 
 import structlog
 
-from cluster.errors import AlreadyExists, ApiError, Conflict, NotFound
+from cluster.backoff import jittered
+from cluster.errors import ApiError, Conflict, NotFound
 from cluster.events import WARNING, EventRecorder
 from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap, Metadata, ObjectReference, Owners
+from cluster.retrying import retry_on_conflict
 from controller.accounting import RESERVATION_S, NamespaceView, ReconcileReport, reconcile_ledger, remove_missing
 from controller.caches import ControllerCaches
 from controller.config_maps import write_config_map
@@ -106,14 +107,11 @@ class NamespaceReconciler:
         return self._requeue_after_s(namespace)
 
     def _update_ledger_with_retries(self, namespace: str) -> tuple[StoredLedger | None, ReconcileReport]:
-        for attempt in range(MAX_ATTEMPTS):
-            try:
-                stored = self._read(namespace, allow_cached=attempt == 0)
-                return self._update_ledger(namespace, stored)
-            except (Conflict, NotFound, AlreadyExists):
-                continue
-        # Not Unavailable: the API server works, and other namespaces must not wait for OUTAGE_MARGIN_S.
-        raise Conflict("too many conflicting writes to the ledger", code=409, reason="Conflict")
+        # After a conflict the cache may still hold the version that lost: read from the API server.
+        return retry_on_conflict(
+            lambda attempt: self._update_ledger(namespace, self._read(namespace, allow_cached=attempt == 0)),
+            attempts=MAX_ATTEMPTS,
+        )
 
     def _update_ledger(
         self, namespace: str, stored: StoredLedger | None
@@ -297,7 +295,7 @@ class NamespaceReconciler:
     def _requeue_after_s(self, namespace: str) -> float:
         """Return when the next thing is due in a namespace: an expiry, an opening, the end of a grace period."""
         now, now_s = self._clock(), self._wall()
-        delays = [RESYNC_S * random.uniform(0.8, 1.0)]  # spread, so that namespaces do not resync together
+        delays = [jittered(RESYNC_S)]  # spread, so that namespaces do not resync together
         delays += [due - now for due in self._states.due_times(namespace)]
         delays += [
             pod.delete_by_s - now_s

@@ -33,13 +33,11 @@ from vcuda.names import (
     ARM_NEVER,
     CERTIFICATES_MANAGER,
     FAILURE_POLICY_MANAGER,
+    WEBHOOK,
     WEBHOOK_CONFIGURATION,
-    WEBHOOK_SERVICE,
 )
 
 WEBHOOK_KINDS: tuple[Kind[WebhookConfiguration], ...] = (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS)
-# The webhook's Deployment has the name of its Service.
-WEBHOOK = WEBHOOK_SERVICE
 
 
 class FailurePolicy(StrEnum):

@@ -8,7 +8,6 @@ A cached ledger may grant: the compare-and-swap validates it. Refusals need a fr
 nothing, because no write would validate them.
 """
 
-import random
 import threading
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Protocol
 import structlog
 from msgspec import Struct
 
+from cluster.backoff import Backoff
 from cluster.errors import ApiError, Conflict, NotFound
 from ledger.ledger_store import LedgerStore, StoredLedger
 from ledger.workqueue import WorkQueue
@@ -28,8 +28,8 @@ from vcuda.ledger import ChargeResult, Ledger, LedgerState, ledger_not_open
 WORKERS = 4
 # More conflicts in a row than the other replicas and the controller can cause.
 MAX_ATTEMPTS = 30
-# Upper bound of the random delay after a conflict: enough to spread replicas, little beside a request's deadline.
-MAX_BACKOFF_S = 0.02
+# Delays after a conflict: random, to spread replicas, and short beside a request's deadline.
+CONFLICT_BACKOFF = Backoff(first_s=0.004, max_s=0.02, jitter=(0.0, 1.0))
 # A call to the API server with less time than this is not started: it would most likely end in a timeout.
 MIN_CALL_S = 0.2
 # How often a batch looks for a ledger that it requested from the controller.
@@ -194,7 +194,8 @@ class LedgerCommitter:
             except (Conflict, NotFound):
                 self.counts.conflicts += 1
                 cached = None
-                time.sleep(backoff_s(attempt))
+                if attempt:  # a first conflict is usually with a single writer, which is done by now
+                    time.sleep(CONFLICT_BACKOFF.delay_s(attempt))
                 continue
             except (ApiError, Unavailable) as error:
                 # The write may have taken effect. Then it leaves reservations without pods, which expire.
@@ -241,11 +242,6 @@ class LedgerCommitter:
             self._cache[namespace] = stored
             while len(self._cache) > MAX_CACHED:
                 del self._cache[next(iter(self._cache))]
-
-
-def backoff_s(attempt: int) -> float:
-    """Return a random delay that grows over the first conflicts; the first retry comes at once."""
-    return random.uniform(0, MAX_BACKOFF_S) * min(attempt, 5) / 5
 
 
 def apply_changes(before: Ledger, batch: list[PendingChange]) -> tuple[list[ChargeResult | Exception], Ledger]:

@@ -17,6 +17,7 @@ from typing import NoReturn
 import grpc
 import structlog
 
+from cluster.backoff import Backoff
 from nodeplugin.allocating import Allocator
 from nodeplugin.device_ids import Resource
 from nodeplugin.kubelet import Kubelet, KubeletError, plugin_options
@@ -25,7 +26,7 @@ from nodeplugin.proto import deviceplugin_v1beta1_pb2_grpc as api_grpc
 from nodeplugin.refusal import AllocationRefused
 
 POLL_S = 0.2
-MAX_RETRY_S = 1.0
+RETRY_BACKOFF = Backoff(first_s=2 * POLL_S, max_s=1.0)
 # How long the kubelet may take from the registration to ListAndWatch.
 WATCH_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 2.0
@@ -231,7 +232,7 @@ class Registrar:
                     failures = 0
             except Exception as error:  # the outermost frame of the thread: it has to go on
                 failures += 1
-                wait_s = min(POLL_S * 2**failures, MAX_RETRY_S)
+                wait_s = RETRY_BACKOFF.delay_s(failures)
                 self._log.warning("registration_failed", error=str(error), failures=failures)
                 self._stop_servers()
             self._ending.wait(wait_s)

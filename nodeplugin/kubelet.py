@@ -5,7 +5,6 @@ Allocate responses that the kubelet replays whenever a container restarts.
 """
 
 import base64
-import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,6 +16,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 from msgspec import Struct, field
 
+from cluster.backoff import jittered
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import deviceplugin_v1beta1_pb2_grpc as api_grpc
 from nodeplugin.proto import podresources_v1_pb2 as resources
@@ -200,7 +200,7 @@ def retry_while_busy(call: Callable[[], T]) -> T:
             if not is_busy or not remaining:
                 raise KubeletError(grpc_error(error)) from None
             # Jitter: agents that were throttled together should not come back together.
-            time.sleep(RETRY_S * random.uniform(1, 2))
+            time.sleep(jittered(RETRY_S, 1.0, 2.0))
     raise AssertionError("the last try returns or raises")
 
 

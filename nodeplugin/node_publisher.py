@@ -20,7 +20,7 @@ from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
 from vcuda.decision import Unavailable
 from vcuda.inventory import Gpu, encode_inventory
-from vcuda.names import MIG_RESOURCE_PREFIX, MIXED_MODELS, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
+from vcuda.names import MIG_RESOURCE_PREFIX, MIXED_MODELS, NODE_PLUGIN, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
 from vcuda.placement_annotation import encode_placement
 
 RETRY_S = 5.0
@@ -51,7 +51,7 @@ class NodePublisher:
         self.nodes.on_change(lambda _old, new: self._on_node_change(new))
         self._on_change, self._unwritten_placements = on_change, unwritten_placements
         self._driver_version = driver_version
-        self._events = EventRecorder(cluster, "quotient-nodeplugin")
+        self._events = EventRecorder(cluster, NODE_PLUGIN)
         # Uids of pods whose placement cannot be written: they are gone, or another pod has their name.
         self._gone: set[str] = set()
         self._wake = threading.Event()

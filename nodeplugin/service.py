@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from cluster.authorization import CachedAuthorizer
+from cluster.backoff import Backoff
 from cluster.errors import ApiError
 from cluster.interface import Cluster
 from cluster.objects import NODES
@@ -51,8 +52,9 @@ REDISCOVER_S = 30.0
 REDISCOVER_SOON_S = 5.0
 # Allocations are also compared with the pods without any event, in case one was missed.
 RESYNC_S = 60.0
-# How often the reconciler wakes up. While it has work left it retries earlier, with exponential backoff from RETRY_S.
-RECONCILE_S, RETRY_S = 5.0, 0.5
+# How often the reconciler wakes up. While it has work left it retries earlier, with exponential backoff.
+RECONCILE_S = 5.0
+RETRY_BACKOFF = Backoff(first_s=0.5, max_s=RECONCILE_S)
 # How long it waits for further pod changes, so that a deleted Deployment costs one checkpoint and not one per pod.
 COALESCE_S = 0.1
 # Registration waits for this call, and an API server that is down must not delay it.
@@ -263,7 +265,7 @@ class Service:
         while not self.ending.is_set():
             # Pods that are gone while their processes still run hold their cards. Looking for them reads all of /proc,
             # hence the backoff.
-            self._pods_changed.wait(RECONCILE_S if swept and not dying else retry_delay_s(retries))
+            self._pods_changed.wait(RECONCILE_S if swept and not dying else RETRY_BACKOFF.delay_s(retries + 1))
             changed = self._pods_changed.is_set()
             if changed:
                 self.ending.wait(COALESCE_S)
@@ -338,12 +340,6 @@ class Service:
         """Return what keeps the plugin from serving pods."""
         unregistered = "" if self.registrar.registered else "not registered: the kubelet does not watch the devices yet"
         return [problem for problem in (unregistered, self._driver_error, self.allocations.write_error) if problem]
-
-
-def retry_delay_s(retries: int) -> float:
-    """Return the delay before the next retry: doubled each time, up to RECONCILE_S."""
-    # The exponent is bounded: 2**1024 does not fit a float, and a process that hangs in a broken card never exits.
-    return min(RETRY_S * 2.0 ** min(retries, 10), RECONCILE_S)
 
 
 def unwritten_placements(allocations: Mapping[str, PodAllocation], pods: PodsByUid) -> list[PodAllocation]:

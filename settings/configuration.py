@@ -73,7 +73,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vcuda.memory_units import DEFAULT_UNIT_MIB
-from vcuda.names import DEFAULT_DOMAIN, DEFAULT_SYSTEM_NAMESPACE, DNS_LABEL, WEBHOOK_SERVICE, names_for
+from vcuda.names import DEFAULT_DOMAIN, DEFAULT_SYSTEM_NAMESPACE, DNS_LABEL, WEBHOOK, names_for
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
@@ -202,7 +202,7 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     def served_names(self) -> tuple[str, ...]:
         """Return the names of the webhook's certificate: the configured one first, then those of its Service."""
         # The API server calls `<service>.<namespace>.svc`; other clients may use the full name.
-        service = f"{WEBHOOK_SERVICE}.{self.system_namespace}.svc"
+        service = f"{WEBHOOK}.{self.system_namespace}.svc"
         return (*filter(None, (self.webhook.server_name,)), service, f"{service}.cluster.local")
 
     def parse_default_quota(self) -> Quota | None:

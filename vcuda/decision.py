@@ -56,7 +56,9 @@ class Reason(Struct, frozen=True, omit_defaults=True, kw_only=True):
     numbers: dict[str, int] = {}
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.value!r}: {self.message}; {self.remedy}"
+        # A reason about something that is missing has no value.
+        value = f"{self.value!r}: " if self.value else ""
+        return f"{self.field}: {value}{self.message}; {self.remedy}"
 
 
 class Decision(Struct, frozen=True):

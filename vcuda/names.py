@@ -22,9 +22,7 @@ LEDGER_REGISTRY, LEDGER_REGISTRY_KEY = "known-ledgers", "namespaces"
 QUOTA_STATUS, STATUS_LABEL, STATUS_KEY = "gpu-quota-status", f"{API_GROUP}/quota-status", "status.yaml"
 # Other objects of Quotient. A component's Deployment, service account, Lease and events share one name.
 DEFAULT_SYSTEM_NAMESPACE = "quotient-system"
-# Also the name of the Service that the API server calls for admission.
-WEBHOOK_SERVICE = "quotient-webhook"
-CONTROLLER = "quotient-controller"
+WEBHOOK, CONTROLLER, NODE_PLUGIN = "quotient-webhook", "quotient-controller", "quotient-nodeplugin"
 WEBHOOK_CONFIGURATION = "quotient"
 OWNER_CLUSTER_ROLE = "quotient-owner"
 # RBAC resource of the API group that represents quotas, and the ValidatingAdmissionPolicy that checks it.
@@ -100,6 +98,8 @@ LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 DEFAULT_SCHEDULER = "default-scheduler"
 # The immutable label with the namespace's name that the API server sets on every namespace.
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
+# Label of an EndpointSlice: the Service it belongs to. Label of a Node: its host name.
+SERVICE_NAME_LABEL, HOSTNAME_LABEL = "kubernetes.io/service-name", "kubernetes.io/hostname"
 
 # Node plugin: annotations on its Allocate responses. The kubelet stores responses in its own checkpoint, so a lost
 # allocation checkpoint can be rebuilt from them: the pod's placement, the allocation's token, and "uid/container".

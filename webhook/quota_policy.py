@@ -17,6 +17,7 @@ from vcuda.names import (
     APP_LABEL,
     LEGACY_NAME,
     LEGACY_NAMESPACE,
+    NAMESPACE_NAME_LABEL,
     QUOTA_POLICY,
     QUOTA_RESOURCE,
     QUOTA_STATUS,
@@ -125,5 +126,5 @@ def authorized_expression(condition: str, resource: str) -> str:
 
 def other_namespaces_selector(namespace: str) -> dict[str, Any]:
     """Select every namespace but this one, by the label that the API server sets and keeps."""
-    expression = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [namespace]}
+    expression = {"key": NAMESPACE_NAME_LABEL, "operator": "NotIn", "values": [namespace]}
     return {"matchExpressions": [expression]}

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from vcuda.decision import BadRequest, Code, Decision
+from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import decoder_for
 
 API_VERSION = "admission.k8s.io/v1"
@@ -20,11 +21,17 @@ MAX_SHOWN = 20
 RETRY_AFTER_S = 5
 # The start of every response, encoded once.
 OPENING = b'{"apiVersion":"%s","kind":"%s","response":{"uid":' % (API_VERSION.encode(), KIND.encode())
-# What decoding raises: RecursionError for deeply nested JSON, UnicodeError for invalid UTF-8 in a string.
-DECODE_ERRORS = (msgspec.MsgspecError, RecursionError, UnicodeError)
 encode = msgspec.json.encode
 
 T = TypeVar("T")
+
+
+class MalformedObject(BadRequest):
+    """A review, or an object in it, does not have the structure of its kind."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field, self.message = field, message
 
 
 class GroupVersionKind(Struct, frozen=True):
@@ -85,9 +92,9 @@ def decode_object(raw: Raw, kind: type[T], field: str) -> T:
         raise malformed(field, error) from None
 
 
-def malformed(what: str, error: Exception) -> BadRequest:
-    """Return the error for JSON that does not decode: the one place where a decoder's message is shown to a caller."""
-    return BadRequest(f"{what} is malformed: {error}")
+def malformed(field: str, error: Exception) -> "MalformedObject":
+    problem = describe_decode_error(error)
+    return MalformedObject(f"{field}.{problem.path}" if problem.path else field, problem.message)
 
 
 def encode_answer(uid: str, decision: Decision, operations: list[dict[str, Any]] | None = None) -> bytes:

@@ -17,7 +17,7 @@ from ledger.ledger_store import LedgerStore
 from settings.configuration import Configuration
 from settings.probes import Probes
 from vcuda.decision import Unavailable
-from vcuda.names import names_for
+from vcuda.names import WEBHOOK, names_for
 from vcuda.scheme import build_scheme
 from webhook.admission import Admission, AdmissionOutcome
 from webhook.admission_config import AdmissionConfig
@@ -62,7 +62,7 @@ class Service:
         self.metrics = Metrics(self.committer.counts)
         self._cluster = cluster
         self.decisions = DecisionLog()
-        self.owner_events = OwnerEventRecorder(cluster, EventRecorder(cluster, "quotient-webhook"))
+        self.owner_events = OwnerEventRecorder(cluster, EventRecorder(cluster, WEBHOOK))
         self.responder = Responder(
             Admission(self.config, self.quota_source),
             self.find_pod,

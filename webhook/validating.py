@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vcuda.decision import Code, Decision, Reason, printable
-from vcuda.names import MIRROR_ANNOTATION, NO_DEVICES, SCHEDULER, VISIBLE_DEVICES
+from vcuda.names import HOSTNAME_LABEL, MIRROR_ANNOTATION, NO_DEVICES, SCHEDULER, VISIBLE_DEVICES
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import PodSpec, Resources
 from vcuda.pod_options import annotation_field
@@ -78,7 +78,7 @@ def check_scheduling(pod: Pod, config: AdmissionConfig) -> list[Reason]:
                 field="spec.nodeName",
                 value=node,
                 message=f"only {SCHEDULER} may assign a pod with GPUs to a node",
-                remedy=f"remove nodeName; to select a node, use nodeSelector: {{kubernetes.io/hostname: {node}}}",
+                remedy=f"remove nodeName; to select a node, use nodeSelector: {{{HOSTNAME_LABEL}: {node}}}",
             )
         )
     name = pod.spec.scheduler_name

@@ -290,11 +290,11 @@ def test_lint_writes_one_json_finding_per_line() -> None:
     [
         ("a: {\n", 2, "invalid YAML"),
         ("kind: Pod\nkind: Pod\n", 2, "duplicate key 'kind'; remove one"),
-        ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: is missing, or not a mapping"),
+        ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: is required"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: {a: b}\n",
             5,
-            "Expected `array | null`, got `object`",
+            "spec.containers: must be a list, not an object",
         ),
     ],
 )

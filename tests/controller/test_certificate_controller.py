@@ -25,9 +25,9 @@ from cluster.objects import (
     WebhookConfiguration,
 )
 from controller.certificate_controller import CertificateController, CertificateTerms
-from controller.webhook_configurations import WEBHOOK, WebhookConfigurations
+from controller.webhook_configurations import WebhookConfigurations
 from settings.configuration import Configuration
-from vcuda.names import ARM_ANNOTATION, CA_SECRET, CONTROLLER, LEAF_SECRET
+from vcuda.names import ARM_ANNOTATION, CA_SECRET, CONTROLLER, LEAF_SECRET, WEBHOOK
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
