@@ -17,7 +17,6 @@ from nodeplugin.checkpoint import (
     AllocationCheckpoint,
     BadCheckpoint,
     ContainerAllocation,
-    InjectionMode,
     PodAllocation,
     read_checkpoint,
     write_checkpoint,
@@ -27,6 +26,7 @@ from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus, sum_usage
+from vcuda.injection_modes import InjectionMode
 from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
 from vcuda.placement import PlacedSlices, peak_usage, slices_on_cards
 from vcuda.placement_annotation import decode_placement

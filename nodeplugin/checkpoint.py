@@ -7,7 +7,6 @@ name, the key is given by `field(name=...)`.
 import hashlib
 import os
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -16,9 +15,8 @@ from nodeplugin.cards import Card
 from nodeplugin.device_ids import Resource
 from vcuda.decoding import decoder_for
 from vcuda.gpu_availability import GpuUsage
+from vcuda.injection_modes import InjectionMode
 from vcuda.placement_annotation import GpuSlice
-
-InjectionMode = Literal["native", "cdi", "nvidia-runtime"]
 
 VERSION = 1
 CHECKPOINT_FILE = "allocations.json"

@@ -17,10 +17,11 @@ import msgspec
 from msgspec import Struct, field
 
 from nodeplugin.cards import Card, NodeCards
-from nodeplugin.checkpoint import ContainerAllocation, InjectionMode, replace_file
+from nodeplugin.checkpoint import ContainerAllocation, replace_file
 from nodeplugin.host_driver import CURRENT, DeviceNode, HostDriver
 from nodeplugin.pods import BoundPod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
+from vcuda.injection_modes import InjectionMode
 from vcuda.memory_units import MIB
 from vcuda.names import CDI_FILE_PREFIX, CDI_KIND, Names
 from vcuda.placement_annotation import GpuSlice

@@ -22,14 +22,7 @@ from nodeplugin.allocating import Allocator
 from nodeplugin.allocation_store import AllocationStore
 from nodeplugin.cards import Card, NodeCards
 from nodeplugin.cgroups import running_pods
-from nodeplugin.checkpoint import (
-    CHECKPOINT_FILE,
-    AllocationCheckpoint,
-    BadCheckpoint,
-    InjectionMode,
-    PodAllocation,
-    read_checkpoint,
-)
+from nodeplugin.checkpoint import CHECKPOINT_FILE, AllocationCheckpoint, BadCheckpoint, PodAllocation, read_checkpoint
 from nodeplugin.device_ids import Resource, device_list_problem
 from nodeplugin.device_plugin import Registrar
 from nodeplugin.health import HealthWatcher
@@ -44,6 +37,7 @@ from nodeplugin.pods import NodePods, PodsByUid
 from nodeplugin.sampling import Sampler
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
+from vcuda.injection_modes import InjectionMode
 from vcuda.names import names_for
 from vcuda.scheme import build_scheme
 

@@ -72,6 +72,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from vcuda.injection_modes import InjectionSetting
 from vcuda.memory_units import DEFAULT_UNIT_MIB
 from vcuda.names import DEFAULT_DOMAIN, DEFAULT_SYSTEM_NAMESPACE, DNS_LABEL, WEBHOOK, names_for
 from vcuda.namespace_policy import Mode
@@ -152,7 +153,7 @@ class NodePluginSettings(Struct, frozen=True, rename="camel", forbid_unknown_fie
     pod_resources: str = "/var/lib/kubelet/pod-resources"
     host_root: str = "/"
     driver_root: str = ""
-    injection: Literal["auto", "native", "cdi", "nvidia-runtime"] = "auto"
+    injection: InjectionSetting = "auto"
     cdi: str = "/var/run/cdi"
     policy: PlacementStrategy = PlacementStrategy.BINPACK
     health: HealthSettings = HealthSettings()

@@ -68,6 +68,13 @@ def test_both_readmes_name_the_main_commands_and_every_package() -> None:
             assert word in text, f"{name} does not name {word}"
 
 
+def test_the_modules_that_the_development_guide_names_exist() -> None:
+    """Otherwise "where a change goes" leads nowhere."""
+    named = set(re.findall(r"`((?:\w+/)+\w+\.\w+)`", (ROOT / "docs/development.md").read_text()))
+    assert len(named) > len(PACKAGES)
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
 # Names of resources, labels, annotations and objects: a domain with a name below it, or an object of Quotient's own.
 NAME = re.compile(r"\b[a-z0-9.-]+\.(com|dev|io)/(?!v\d)\w|^nano-gpu/|^quotient-\w+$|" + re.escape(DEFAULT_DOMAIN))
 # Not a name: the path of a mounted token. API versions such as `/v1` are excluded above.

@@ -11,7 +11,7 @@ from cluster.objects import Pod
 from nodeplugin.allocating import Allocator
 from nodeplugin.allocation_store import AllocationStore
 from nodeplugin.cards import Card, NodeCards
-from nodeplugin.checkpoint import ContainerAllocation, InjectionMode
+from nodeplugin.checkpoint import ContainerAllocation
 from nodeplugin.device_ids import Resource
 from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet, KubeletError, ListedContainer, UnknownPod
@@ -19,6 +19,7 @@ from nodeplugin.pods import BoundPod, NodePods, PodsByUid, parse_bound_pod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import podresources_v1_pb2 as resources
 from nodeplugin.service import unwritten_placements
+from vcuda.injection_modes import InjectionMode
 from vcuda.names import Names
 from vcuda.placement_annotation import GpuSlice, encode_placement
 from vcuda.placement_strategies import PlacementStrategy

@@ -14,11 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from nodeplugin.cards import NodeCards
-from nodeplugin.checkpoint import ContainerAllocation, InjectionMode
+from nodeplugin.checkpoint import ContainerAllocation
 from nodeplugin.host_driver import DeviceNode, HostDriver
 from nodeplugin.injection import Injector, detect_mode
 from nodeplugin.pods import BoundPod
 from tests.nodeplugin.builders import CARD_MIB, bound, card, mig_part
+from vcuda.injection_modes import InjectionMode
 from vcuda.limits import ContainerLimits, LimitSource
 from vcuda.names import Names
 from vcuda.placement_annotation import GpuSlice
