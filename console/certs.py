@@ -65,8 +65,8 @@ def certificate_report(configuration: Configuration) -> tuple[list[Row], list[st
     rows = [row_of(name, pair, bundles) for name, pair in pairs_of(kept)]
     problems = []
     if without:
-        keeper = "the controller" if configuration.certificates.manage else "whatever manages the certificates"
-        problems.append(f"{without} webhooks have no caBundle: {keeper} has to write it")
+        writer = "the controller" if configuration.certificates.manage else "your certificate manager"
+        problems.append(f"{without} webhooks have no caBundle: {writer} has to write it")
     if not configuration.certificates.manage:
         return rows, problems
     if kept.current is None:

@@ -272,7 +272,7 @@ def test_the_quota_command_shows_the_status(quotient: QuotientCluster) -> None:
         "free": 40,
     }
     assert "Pod/p-" in run().stdout
-    assert "no node has such a card" in run("lint").stdout
+    assert "no node has a GPU of this model" in run("lint").stdout
     nothing = run("kube-public")
     assert (nothing.returncode, "no GPU quota in namespace kube-public" in nothing.stderr) == (1, True)
 

@@ -142,7 +142,7 @@ def test_workloads_are_checked_when_they_are_applied(governed: Governed, kind: s
         "StatefulSet": {"selector": selector, "serviceName": "s"},
     }.get(kind, {"selector": selector})
     policy: Obj = {"restartPolicy": "Never"} if kind in ("Job", "CronJob") else {}
-    with pytest.raises(Refusal, match="nor whole GPUs"):
+    with pytest.raises(Refusal, match="a multiple of 100"):
         governed.create(workload(pod(gpu(core="150"), **policy), kind, version, **extra), dry_run=True)
     fractional = pod({"name": "c0", "image": "i", "resources": {"limits": {CARDS: "0.3"}}}, **policy)
     stored = governed.create(workload(fractional, kind, version, **extra), dry_run=True)
