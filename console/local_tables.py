@@ -14,7 +14,7 @@ from vcuda.request import parse_request
 from vcuda.scheme import Scheme
 from vcuda.vocabulary import Share
 
-POD_COLUMNS = ("pod", "container", "written in", "cores", "memory", "pod in all", "on")
+POD_COLUMNS = ("pod", "container", "written in", "cores", "memory", "pod total", "on")
 
 
 class ClusterTables:
@@ -41,7 +41,7 @@ class ClusterTables:
         table = Table(*POD_COLUMNS, title="Pods, as Quotient admits them", title_justify="left", box=SIMPLE_HEAD)
         for pod in sorted(pods, key=pod_title):
             self._add_pod(table, pod)
-        table.caption = "In all: vcuda-core + vcuda-memory, as the scheduler counts them"
+        table.caption = "Pod total: vcuda-core + vcuda-memory, as the scheduler counts them"
         table.caption_justify = "left"
         return table
 
