@@ -23,6 +23,7 @@ from vcuda.quota_refusals import (
     card_memory_unknown,
     model_not_granted,
     model_required,
+    no_model_listed,
     quota_exceeded,
 )
 from vcuda.quota_usage import ANY, Charge, LimitKey, QuotaUsage
@@ -122,7 +123,9 @@ def fit_charge(
     reasons: list[Reason] = []
     if quota := quota_requiring_model(usage.quotas, choices):
         reasons = [model_required(quota, [each.model.name for each in choices], remedies.annotation)]
-    if options.avoided_models and not choices and not usage.grants(ANY):
+    if quota := quota_without_models(usage.quotas):
+        reasons = [no_model_listed(quota, options.models)]
+    elif avoids_all_granted(usage, options, choices, cards):
         reasons = [all_models_avoided(usage, options.avoided_models)]
     choices = choices or [Candidate(ANY, 0)]
     if not reasons:
@@ -170,6 +173,24 @@ def quota_requiring_model(quotas: Iterable[Quota], choices: Sequence[Candidate])
     if len(families) == 1:
         return None
     return next((quota for quota in quotas if quota.untyped == DENY), None)
+
+
+def quota_without_models(quotas: Iterable[Quota]) -> Quota | None:
+    """Return a quota that denies every model, because it lists none."""
+    denying = (quota for quota in quotas if quota.unlisted == DENY)
+    return next((quota for quota in denying if all(line == ALL_TYPES for line in quota.types)), None)
+
+
+def avoids_all_granted(
+    usage: QuotaUsage, options: PodOptions, choices: Sequence[Candidate], cards: Mapping[str, int]
+) -> bool:
+    """Whether a pod can run on no model only because of the models that it avoids."""
+    if not options.avoided_models or usage.grants(ANY) or any(usage.grants(each.model) for each in choices):
+        return False
+    if options.models or not choices:
+        return not choices
+    # The other models of the cluster are left, and none of them is granted: one that is avoided may be.
+    return any(usage.grants(each.model) for each in candidates(usage.quotas, PodOptions(), cards))
 
 
 def depends_on_card_memory(demand: Demand) -> bool:

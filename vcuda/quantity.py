@@ -72,6 +72,8 @@ def parse_quantity(text: str | float) -> Quantity:
     written = text if isinstance(text, str) else repr(text)
     if len(written) > MAX_LENGTH:
         raise QuantityError(f"longer than {MAX_LENGTH} characters")
+    if not written:
+        raise QuantityError("is empty")
     match = GRAMMAR.fullmatch(written)
     if match is None or not (match["whole"] or match["part"]):
         raise QuantityError(

@@ -14,6 +14,7 @@ In the namespace itself, the key `quota.yaml` of a labelled ConfigMap:
 For all namespaces together, the older JSON `{namespace: {"quota": {model: cards}, "pool": [..]}}`.
 """
 
+import difflib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
@@ -106,14 +107,19 @@ class QuotaParser:
         # A bool is an int in Python, and `cores: true` is a mistake.
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        self.report(path, value, remedy)
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            self.report(path, "", f'"{printable(value)}" is text; remove the quotes')
+        else:
+            self.report(path, value, remedy)
         return 0
 
     def known_fields(self, prefix: str, fields: Iterable[str], known: Sequence[str]) -> None:
         # A misspelled field that was ignored would leave the namespace without a limit.
         for field in fields:
             if field not in known:
-                self.report(f"{prefix}{field}", field, f"unknown field; the fields are {', '.join(known)}")
+                close = difflib.get_close_matches(field, known, n=1)
+                remedy = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+                self.report(f"{prefix}{field}", "", f"unknown field; {remedy}")
 
     def pools(self, path: str, value: Any) -> tuple[str, ...] | None:  # noqa: ANN401
         """Return the names of node pools without repetitions; None, which means all pools, if there are none."""
@@ -153,6 +159,9 @@ def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota
         documents = parse_documents(text, plain_numbers=True)
     except DocumentError as error:
         raise QuotaError(QuotaMistake(name, "", "", str(error))) from None
+    if not documents:
+        remedy = "quota.yaml is empty; write lines such as types: {A100: {cores: 400}}"
+        raise QuotaError(QuotaMistake(name, "", "", remedy))
     if len(documents) != 1:
         raise QuotaError(QuotaMistake(name, "", "", f"contains {len(documents)} YAML documents; write exactly one"))
     parser = QuotaParser(name, unit_mib)
@@ -209,6 +218,10 @@ def read_line(path: str, line: str, limits: Any, parser: QuotaParser) -> dict[st
 def read_core_limit_policy(value: Any, parser: QuotaParser) -> CoreLimitPolicy:  # noqa: ANN401
     if value is None:
         return CoreLimitPolicy()
+    if isinstance(value, dict):
+        known = CoreLimitPolicy.__struct_fields__
+        parser.known_fields("coreLimit.", value, known)
+        value = {field: value[field] for field in value if field in known}
     try:
         return convert(value, CoreLimitPolicy)
     except msgspec.ValidationError:

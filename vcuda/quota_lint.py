@@ -83,6 +83,9 @@ def limits_beyond_cluster(quota: Quota, capacity: Sequence[CardCapacity]) -> Ite
                     quota.name, "pools", f"no node with GPUs is in pool {pool}", "name another pool, or add nodes to it"
                 )
         capacity = [each for each in capacity if each.pool in pools]
+        if not capacity:
+            # Every line would only repeat that the pools have no GPUs.
+            return
     where = "the cluster" if pools is None else f"pool {', '.join(pools)}"
     for line in quota.types:
         matching = matching_capacity(capacity, line)

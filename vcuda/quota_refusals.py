@@ -128,21 +128,28 @@ def model_not_granted(model: GpuModel, usage: QuotaUsage) -> Reason:
     quota = next(quota.name for quota in usage.quotas if not quota.grants(model))
     lines = dict.fromkeys(line for quota in usage.quotas for line in quota.types if line != ALL_TYPES)
     granted = [line for line in lines if usage.grants(parse_model(line))]
-    extend = f"have an administrator add {'a model' if model == ANY else model.name} to {quota}"
+    extend = f"have an administrator add {model.name} to {quota}"
     if granted:
         remedy = f"ask for {' or '.join(granted)}, or {extend}"
-    elif lines:
-        remedy = f"no model is listed in all of this namespace's quotas: {extend}"
     else:
-        remedy = f"ask for no GPU in this namespace, or {extend}"
+        remedy = f"no model is listed in all of this namespace's quotas: {extend}"
     return Reason(
         code=Code.MODEL_NOT_GRANTED,
         field=f"{quota}: types",
         value=model.name,
-        message="the quota lists no GPU model"
-        if model == ANY
-        else "the quota does not list this GPU model, and denies models that it does not list",
+        message="the quota does not list this GPU model, and denies models that it does not list",
         remedy=remedy,
+    )
+
+
+def no_model_listed(quota: Quota, requested: Iterable[str]) -> Reason:
+    """Refuse a pod under a quota that grants no model at all, whichever the pod requests."""
+    return Reason(
+        code=Code.MODEL_NOT_GRANTED,
+        field=f"{quota.name}: types",
+        value=", ".join(requested),
+        message="the quota lists no GPU model and denies unlisted ones",
+        remedy="have an administrator list models, or set unlisted: allow",
     )
 
 

@@ -201,13 +201,18 @@ def read_container(
     size = (ours, memory_follows_cores)
     if size in scheme.read_cache:
         return ContainerRequest(container.name, role, *scheme.read_cache[size]), []
-    amounts, reasons = read_amounts(path, limits, requests, {key for key, _ in ours})
+    amounts, reasons = read_amounts(path, limits, requests, {key: scheme.by_key[key] for key, _ in ours})
     used = {vocabulary.name: vocabulary for vocabulary in map(scheme.by_key.__getitem__, sorted(amounts))}
+    annotation = scheme.names.memory_follows_core
     if len(used) > 1:
         mixed = [vocabulary for vocabulary in scheme.vocabularies if vocabulary.name in used]
-        return None, [*reasons, vocabularies_mixed(f"{path}.resources", mixed, amounts)]
+        complete = {
+            vocabulary.name
+            for vocabulary in mixed
+            if is_complete(vocabulary, amounts, annotation, listed=memory_follows_cores)
+        }
+        return None, [*reasons, vocabularies_mixed(f"{path}.resources", mixed, complete, amounts)]
     for vocabulary in used.values():
-        annotation = scheme.names.memory_follows_core
         try:
             share = check_memory(vocabulary.read(amounts), vocabulary, annotation, listed=memory_follows_cores)
         except InvalidAmount as error:
@@ -236,12 +241,12 @@ def resources_of(container: Container) -> tuple[ResourceList, ResourceList]:
 
 
 def read_amounts(
-    path: str, limits: ResourceList, requests: ResourceList, keys: set[str]
+    path: str, limits: ResourceList, requests: ResourceList, vocabularies: Mapping[str, Vocabulary]
 ) -> tuple[dict[str, Quantity], list[Reason]]:
-    """Parse the amounts under these keys; zero counts as absent."""
+    """Parse the amounts under the keys of `vocabularies`; zero counts as absent."""
     amounts: dict[str, Quantity] = {}
     reasons: list[Reason] = []
-    for key in sorted(keys):
+    for key, vocabulary in sorted(vocabularies.items()):
         parsed: list[Quantity] = []
         for part, written in (("limits", limits), ("requests", requests)):
             if key not in written:
@@ -249,7 +254,8 @@ def read_amounts(
             try:
                 parsed.append(parse_quantity(written[key]))
             except QuantityError as error:
-                reasons.append(quantity_invalid(f"{path}.resources.{part}[{key}]", written[key], str(error)))
+                field = f"{path}.resources.{part}[{key}]"
+                reasons.append(quantity_invalid(field, written[key], str(error), vocabulary.advice_for(key)))
         if len(parsed) > 1 and parsed[0].nanos != parsed[1].nanos:
             reasons.append(request_differs(f"{path}.resources.requests[{key}]", str(parsed[1]), str(parsed[0])))
         if parsed and parsed[0].nanos:
@@ -281,6 +287,15 @@ def check_memory(share: Share, vocabulary: Vocabulary, annotation: str, *, liste
     return Share(share.cores, memory_follows_cores=True) if listed else share
 
 
+def is_complete(vocabulary: Vocabulary, amounts: Mapping[str, Quantity], annotation: str, *, listed: bool) -> bool:
+    """Whether the amounts of one vocabulary are a valid request without those of the others."""
+    try:
+        check_memory(vocabulary.read(amounts), vocabulary, annotation, listed=listed)
+    except InvalidAmount:
+        return False
+    return True
+
+
 def amount_invalid(path: str, limits: ResourceList, requests: ResourceList, error: InvalidAmount) -> Reason:
     part, written = ("limits", limits) if error.key in limits else ("requests", requests)
     return Reason(
@@ -292,13 +307,13 @@ def amount_invalid(path: str, limits: ResourceList, requests: ResourceList, erro
     )
 
 
-def quantity_invalid(field: str, value: str | float, message: str) -> Reason:
+def quantity_invalid(field: str, value: str | float, message: str, remedy: str) -> Reason:
     return Reason(
         code=Code.QUANTITY_INVALID,
         field=field,
         value=printable(value),
         message=message,
-        remedy="write a number such as 50, or 8Gi",
+        remedy=remedy,
     )
 
 
@@ -313,12 +328,24 @@ def request_differs(field: str, request: str, limit: str) -> Reason:
     )
 
 
-def vocabularies_mixed(field: str, mixed: Sequence[Vocabulary], amounts: Mapping[str, Quantity]) -> Reason:
-    kept, *others = (" and ".join(key for key in vocabulary.keys if key in amounts) for vocabulary in mixed)
+def vocabularies_mixed(
+    field: str, mixed: Sequence[Vocabulary], complete: set[str], amounts: Mapping[str, Quantity]
+) -> Reason:
+    """Refuse several vocabularies. The advice is to keep one that is complete; of several, that with the most keys."""
+    keys = {each.name: [key for key in each.keys if key in amounts] for each in mixed}
+    # `max` returns the first of equals, and the canonical vocabulary is the first.
+    kept = max(keys, key=lambda name: (name in complete, len(keys[name])))
+    others = [key for name in keys if name != kept for key in keys[name]]
     return Reason(
         code=Code.VOCABULARIES_MIXED,
         field=field,
         value=", ".join(sorted(amounts)),
-        message="the container uses resource names of several vocabularies",
-        remedy=f"keep {kept} and remove {', '.join(others)}",
+        message="the container requests GPUs by resource names of several systems",
+        remedy=f"keep {enumerate_words(keys[kept])}, and remove {enumerate_words(others)}",
     )
+
+
+def enumerate_words(words: Sequence[str]) -> str:
+    """Join words as in a sentence: `a, b and c`."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last

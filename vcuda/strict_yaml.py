@@ -21,11 +21,14 @@ MAX_DEPTH, MAX_VALUES = 100, 200_000
 # in any notation of YAML, stays below that.
 MAX_NUMBER_LENGTH = 1000
 TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
+OCTAL = re.compile(r"([-+]?)0+([0-9]+)", re.ASCII)
 DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
 # What PyYAML's constructors raise for a value that does not match its tag, such as `!!int x` or 2026-99-99.
 VALUE_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 LOADER_ERRORS = (yaml.YAMLError, RecursionError, *VALUE_ERRORS)
 TAG_PREFIX = "tag:yaml.org,2002:"
+# PyYAML's words for the end of the text, and ours.
+END_OF_TEXT = {"'<stream end>'": "the end of the file", "end of stream": "end of the file"}
 MERGE, INT = f"{TAG_PREFIX}merge", f"{TAG_PREFIX}int"
 
 
@@ -60,9 +63,16 @@ class StrictConstructor(yaml.constructor.SafeConstructor):
             raise error_at(node, f"the number has {length} characters; the maximum is {MAX_NUMBER_LENGTH}")
         return int(self.construct_yaml_int(node))
 
+    def reject_tag(self, node: yaml.Node) -> None:
+        tag = node.tag
+        short = f"!!{tag.removeprefix(TAG_PREFIX)}" if tag.startswith(TAG_PREFIX) else tag
+        raise error_at(node, f"unknown tag {printable(short)!r}; remove it")
+
 
 # By name, so that subclasses can override the method: PyYAML calls the registered function, not a method.
 StrictConstructor.add_constructor(INT, lambda loader, node: loader.construct_int(node))  # type: ignore[union-attr]
+# PyYAML calls the constructor of None for a tag without a constructor.
+StrictConstructor.add_constructor(None, StrictConstructor.reject_tag)  # type: ignore[type-var]
 
 
 class DecimalConstructor(StrictConstructor):
@@ -71,7 +81,9 @@ class DecimalConstructor(StrictConstructor):
     def construct_int(self, node: yaml.ScalarNode) -> int:
         text = self.construct_scalar(node)
         if not DECIMAL.fullmatch(text):
-            raise error_at(node, f"{printable(text)!r} is not a decimal number; write it in plain digits")
+            octal = OCTAL.fullmatch(text)
+            remedy = f"{octal[1]}{octal[2]} (a leading zero means octal in YAML)" if octal else "it in plain digits"
+            raise error_at(node, f"{printable(text)!r} is not a decimal number; write {printable(remedy)}")
         return super().construct_int(node)
 
 
@@ -176,7 +188,10 @@ def explain_error(text: str, loader: Loader, error: BaseException) -> DocumentEr
         case yaml.MarkedYAMLError():
             mark = error.problem_mark
             where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-            return DocumentError(f"{where}invalid YAML: {error.problem}")
+            problem = str(error.problem)
+            for words, plain in END_OF_TEXT.items():
+                problem = problem.replace(words, plain)
+            return DocumentError(f"{where}invalid YAML: {problem}")
     return DocumentError("invalid YAML")
 
 

@@ -5,6 +5,7 @@ another system, add its names to `vcuda.names` and an entry to `build_vocabulari
 """
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -18,6 +19,9 @@ from vcuda.quantity import NANO, Quantity, QuantityError
 CORES_PER_CARD = 100
 # Far beyond any node: bounds the numbers that reach the ledger and the kubelet.
 MAX_CARDS = 1024
+# The GPUs of the largest common node. A fraction of cores below this, such as 1.5, was meant as a number of GPUs.
+MAX_CARDS_OF_A_NODE = 16
+WHOLE_CARDS_ADVICE = "write a number of GPUs such as 2"
 # What 1 of `vcuda-memory` is under tencent.com and under nvidia.com.
 ANCESTOR_UNITS_MIB = dict(zip(known.ANCESTOR_DOMAINS, (256, 1), strict=True))
 
@@ -61,11 +65,18 @@ ReadShare = Callable[[Mapping[str, Quantity]], Share]
 
 
 class Vocabulary(Struct, frozen=True):
-    """The resource names of one system. `read` gets the non-zero amounts under `keys`, at least one of them."""
+    """The resource names of one system. `read` gets the non-zero amounts under `keys`, at least one of them.
+
+    `advice` says for each key what to write there.
+    """
 
     name: str
     keys: tuple[str, ...]
     read: ReadShare
+    advice: tuple[str, ...]
+
+    def advice_for(self, key: str) -> str:
+        return self.advice[self.keys.index(key)]
 
 
 class VocabularyOptions(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -117,7 +128,8 @@ def vcuda_vocabulary(domain: str, own_unit_mib: int, unit_mib: int) -> Vocabular
         )
         return Share(cores, memory_units)
 
-    return Vocabulary(f"{domain}/vcuda", (names.core, names.memory), read)
+    advice = part_or_whole_advice(CORES_PER_CARD), memory_advice(own_unit_mib)
+    return Vocabulary(f"{domain}/vcuda", (names.core, names.memory), read, advice)
 
 
 def vgpu_vocabulary(key: str, per_gpu: int) -> Vocabulary:
@@ -127,7 +139,7 @@ def vgpu_vocabulary(key: str, per_gpu: int) -> Vocabulary:
         count = check_part_or_whole(key, whole_number(key, amounts[key], per_gpu), per_gpu)
         return share_following_cores(max(1, count * CORES_PER_CARD // per_gpu))
 
-    return Vocabulary(key, (key,), read)
+    return Vocabulary(key, (key,), read, (part_or_whole_advice(per_gpu),))
 
 
 def percent_vocabulary(key: str) -> Vocabulary:
@@ -136,7 +148,7 @@ def percent_vocabulary(key: str) -> Vocabulary:
     def read(amounts: Mapping[str, Quantity]) -> Share:
         return share_following_cores(check_part_or_whole(key, whole_number(key, amounts[key])))
 
-    return Vocabulary(key, (key,), read)
+    return Vocabulary(key, (key,), read, (part_or_whole_advice(CORES_PER_CARD),))
 
 
 def cards_vocabulary(key: str) -> Vocabulary:
@@ -157,12 +169,16 @@ def cards_vocabulary(key: str) -> Vocabulary:
             raise InvalidAmount(Code.CORE_INVALID, key, message, f"ask for {' or '.join(valid)}")
         return share_following_cores(hundredths)
 
-    return Vocabulary(key, (key,), read)
+    return Vocabulary(key, (key,), read, ('write part of one GPU such as "0.3", or whole GPUs such as "2"',))
 
 
 def nvidia_vocabulary(key: str) -> Vocabulary:
     """NVIDIA's own resource: whole cards only."""
-    return Vocabulary(key, (key,), lambda amounts: Share(whole_number(key, amounts[key], 1) * CORES_PER_CARD))
+
+    def read(amounts: Mapping[str, Quantity]) -> Share:
+        return Share(whole_number(key, amounts[key], 1) * CORES_PER_CARD)
+
+    return Vocabulary(key, (key,), read, (WHOLE_CARDS_ADVICE,))
 
 
 def hami_vocabulary(unit_mib: int) -> Vocabulary:
@@ -203,7 +219,22 @@ def hami_vocabulary(unit_mib: int) -> Vocabulary:
         follows = per_card < CORES_PER_CARD and not units_per_card
         return Share(count * per_card, memory_units, memory_follows_cores=follows)
 
-    return Vocabulary("hami", (gpus, mib, cores, percent), read)
+    advice = (
+        WHOLE_CARDS_ADVICE,
+        memory_advice(1),
+        f"write 1 to {CORES_PER_CARD}",
+        f"write the same number as {cores}, 1 to {CORES_PER_CARD}",
+    )
+    return Vocabulary("hami", (gpus, mib, cores, percent), read, advice)
+
+
+def part_or_whole_advice(per_card: int) -> str:
+    return f"write 1 to {per_card - 1}, or a multiple of {per_card}" if per_card > 1 else WHOLE_CARDS_ADVICE
+
+
+def memory_advice(own_unit_mib: int) -> str:
+    unit = "MiB" if own_unit_mib == 1 else f"{own_unit_mib} MiB units"
+    return f"write a number of {unit}, or bytes such as 8Gi"
 
 
 def read_all(*reads: Callable[[], int]) -> list[int]:
@@ -243,11 +274,16 @@ def whole_number(key: str, amount: Quantity, per_card: int = CORES_PER_CARD) -> 
 
 
 def read_cores(key: str, amount: Quantity) -> int:
-    # 0.5 means half a card to its author: rounding it up to 1 core would be the wrong advice.
-    if 0 < amount.nanos < NANO:
-        hundredths = max(1, amount.nanos * CORES_PER_CARD // NANO)
+    # 0.5 and 1.5 are cards to their author: rounding them up to 1 or 2 cores would be the wrong advice.
+    if 0 < amount.nanos < MAX_CARDS_OF_A_NODE * NANO and not amount.is_whole:
         message = f"must be a whole number, where {CORES_PER_CARD} is one GPU"
-        raise InvalidAmount(Code.QUANTITY_INVALID, key, message, f"ask for {hundredths}")
+        cards, rest = divmod(amount.nanos, NANO)
+        remedy = f"ask for {max(1, rest * CORES_PER_CARD // NANO)}"
+        if cards:
+            written = f"{Decimal(amount.nanos).scaleb(-9).normalize():f}"
+            valid = f"{cards * CORES_PER_CARD} or {(cards + 1) * CORES_PER_CARD}"
+            remedy = f"{written} GPUs cannot be requested: ask for {valid}"
+        raise InvalidAmount(Code.QUANTITY_INVALID, key, message, remedy)
     return check_part_or_whole(key, whole_number(key, amount))
 
 

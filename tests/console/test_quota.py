@@ -104,6 +104,15 @@ def test_problems_of_valid_quotas_are_warnings(tmp_path: Path, quotas: tuple[str
     assert {row["level"] for row in rows} == {"warning"}
 
 
+def test_a_pool_without_nodes_is_reported_once(tmp_path: Path) -> None:
+    """Every line would only repeat it."""
+    text = 'types: {A100: {cores: 100}, T4: {cores: 100}, "*": {cores: 100}}\npools: [nope]'
+    documents = config_map(text), node(("Tesla T4", 15360))
+    rows = run(tmp_path, "lint", "FILE", "-o", "json", documents=documents).output.splitlines()
+    assert len(rows) == 1
+    assert "no node with GPUs is in pool nope" in rows[0]
+
+
 def test_nodes_are_counted_as_an_api_server_writes_them(tmp_path: Path) -> None:
     """1000 is "1k" there, and a file may leave the quotes out."""
 

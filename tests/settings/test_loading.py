@@ -123,7 +123,10 @@ INVALID_FILES = {
     "an empty file": ("", "has 0 YAML documents; write one"),
     "a list": ("- a\n", "must be a mapping with apiVersion: quotient.dev/v1 and kind: Configuration"),
     "invalid YAML": (HEAD + "log: {level: info\n", "line 4, column 1: invalid YAML"),
-    "a tag that would run code": (HEAD + "domain: !!python/object/apply:os.system [true]\n", "invalid YAML"),
+    "a tag that would run code": (
+        HEAD + "domain: !!python/object/apply:os.system [true]\n",
+        "unknown tag '!!python/object/apply:os.system'; remove it",
+    ),
 }
 
 

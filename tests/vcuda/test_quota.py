@@ -50,7 +50,20 @@ def test_memory_is_bytes_or_units() -> None:
 
 INVALID = {
     "not a mapping": ("[]", "quota: []: write a mapping with the fields types"),
-    "a misspelled field": ("type: {}", "type: type: unknown field; the fields are types, "),
+    "a misspelled field": ("type: {}", "type: unknown field; did you mean types?"),
+    "an unknown field": ("burst: 1", "burst: unknown field; the fields are types, unlisted, "),
+    "cores in quotes": ('types: {A100: {cores: "400"}}', 'types.A100.cores: "400" is text; remove the quotes'),
+    "pods in quotes": ('types: {A100: {pods: "4"}}', 'types.A100.pods: "4" is text; remove the quotes'),
+    "octal cores": (
+        "types: {A100: {cores: 0400}}",
+        "line 1: '0400' is not a decimal number; write 400 (a leading zero means octal in YAML)",
+    ),
+    "an unknown field of the core limit": (
+        "coreLimit: {burst: 5}",
+        "coreLimit.burst: unknown field; the fields are default, max",
+    ),
+    "a known field beside an unknown one": ("coreLimit: {burst: 5, max: 0}", 'coreLimit: {"max": 0}: write {default: '),
+    "empty memory": ('types: {T4: {memory: ""}}', "types.T4.memory: is empty; write memory such as 160Gi"),
     "a field twice": ("pools: [a]\npools: [b]", "line 2"),
     "a negative limit": ("types: {T4: {cores: -1}}", "types.T4.cores: -1: write a whole number of cores, 0 or more"),
     "cores that are no number": ("types: {T4: {cores: many}}", "types.T4.cores: many"),
@@ -59,7 +72,7 @@ INVALID = {
     "memory with an unknown suffix": ("types: {T4: {memory: 1X}}", "types.T4.memory: 1X"),
     "memory that is a list": ("types: {T4: {memory: [1]}}", "types.T4.memory: [1]: not a quantity; write memory"),
     "negative memory": ("types: {T4: {memory: -1Gi}}", "types.T4.memory: -1Gi"),
-    "an unknown dimension": ("types: {T4: {gpus: 1}}", "types.T4.gpus: gpus: unknown field; the fields are cores, "),
+    "an unknown dimension": ("types: {T4: {gpus: 1}}", "types.T4.gpus: unknown field; the fields are cores, "),
     "a line without limits": ("types: {T4: 4}", "types.T4: 4: write its limits"),
     "a brand": ("types: {nvidia: {cores: 1}}", "types.nvidia: nvidia: not a GPU model"),
     "a series": ("types: {RTX: {cores: 1}}", "types.RTX: RTX: not a GPU model"),
@@ -70,7 +83,8 @@ INVALID = {
     "an unknown default": ("coreLimit: {default: burst}", 'coreLimit: {"default": "burst"}'),
     "invalid YAML": ("a: {", "line 1"),
     "two documents": ("pools: [a]\n---\npools: [b]", "contains 2 YAML documents; write exactly one"),
-    "no document": ("", "contains 0 YAML documents"),
+    "no document": ("", "quota.yaml is empty; write lines such as types: "),
+    "comments alone": ("# later\n", "quota.yaml is empty"),
 }
 
 
@@ -116,7 +130,9 @@ INVALID_LEGACY = {
     "a number for a quota": ('{"a": 1}', 'q: a: 1: write {"quota": '),
     "a fraction of a GPU": ('{"a": {"quota": {"M40": 1.5}}}', "q: a.quota.M40: 1.5: write a whole number of GPUs"),
     "a model that is none": ('{"a": {"quota": {"nvidia": 1}}}', "q: a.quota.nvidia: nvidia: not a GPU model"),
-    "a misspelled field": ('{"a": {"quotas": {}}}', "q: a.quotas: quotas: unknown field; the fields are quota, pool"),
+    "a misspelled field": ('{"a": {"quotas": {}}}', "q: a.quotas: unknown field; did you mean quota?"),
+    "an unknown field": ('{"a": {"limit": {}}}', "q: a.limit: unknown field; the fields are quota, pool"),
+    "a number in quotes": ('{"a": {"quota": {"A100": "4"}}}', 'q: a.quota.A100: "4" is text; remove the quotes'),
     "pools that are no list": ('{"a": {"pool": 1}}', "q: a.pool: 1: write a list of node pools"),
 }
 

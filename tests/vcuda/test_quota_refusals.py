@@ -127,14 +127,32 @@ def test_only_models_that_all_quotas_grant_are_advised() -> None:
 
 
 def test_a_quota_without_models_says_so() -> None:
-    empty = QuotaUsage([quota("types: {}\nunlisted: deny")])
-    (reason,) = fit_charge(empty, fixed(1), PodOptions(), {}).reasons
-    assert (reason.code, reason.message) == (Code.MODEL_NOT_GRANTED, "the quota lists no GPU model")
-    assert "ask for no GPU in this namespace" in reason.remedy
+    """Once, whichever models the pod requests and the cluster has."""
+    for text in ("types: {}\nunlisted: deny", 'types: {"*": {cores: 100}}\nunlisted: deny'):
+        for options in (PodOptions(), PodOptions(models=("A100", "T4")), PodOptions(avoided_models=("A100", "T4"))):
+            for cards in ({}, CARDS):
+                (reason,) = fit_charge(QuotaUsage([quota(text)]), fixed(1), options, cards).reasons
+                assert reason.code is Code.MODEL_NOT_GRANTED
+                assert str(reason).endswith(
+                    "the quota lists no GPU model and denies unlisted ones; "
+                    "have an administrator list models, or set unlisted: allow"
+                )
 
 
 def test_excluding_every_granted_model_is_not_an_exceeded_quota() -> None:
+    """Other models of the cluster do not matter: the pod did not ask for them."""
     usage = QuotaUsage([quota("types: {A100: {cores: 1}}")])
-    (reason,) = fit_charge(usage, fixed(1), PodOptions(avoided_models=("A100",)), {}).reasons
-    assert reason.code is Code.MODEL_NOT_GRANTED
-    assert "nouse-gputype" in reason.message
+    for cards in ({}, CARDS, {"T4": 16384, "L4": 24576}):
+        (reason,) = fit_charge(usage, fixed(1), PodOptions(avoided_models=("A100",)), cards).reasons
+        assert reason.code is Code.MODEL_NOT_GRANTED
+        assert str(reason) == (
+            "team/q: types: 'A100': the annotation nouse-gputype excludes every GPU model that this namespace may use; "
+            "exclude fewer models"
+        )
+
+
+def test_quotas_that_exclude_each_other_are_not_blamed_on_excluded_models() -> None:
+    both = [quota("types: {A100: {cores: 100}}"), quota("types: {T4: {cores: 100}}")]
+    reasons = fit_charge(QuotaUsage(both), fixed(1), PodOptions(avoided_models=("L4",)), CARDS).reasons
+    assert reasons
+    assert not any("nouse-gputype" in reason.message for reason in reasons)

@@ -67,11 +67,23 @@ def test_aliases_of_aliases_are_rejected() -> None:
     assert parse_documents("a: &a [1]\nb: *a") == [{"a": [1], "b": [1]}]
 
 
-@pytest.mark.parametrize("written", ["0400", "1:30", "0x1F", "1_000", "0b11"])
-def test_numbers_can_be_restricted_to_decimal(written: str) -> None:
+LEADING_ZERO = r"\(a leading zero means octal in YAML\)"
+NOT_DECIMAL = {
+    "0400": f"400 {LEADING_ZERO}",
+    "-0400": f"-400 {LEADING_ZERO}",
+    "00": f"0 {LEADING_ZERO}",
+    "1:30": "it in plain digits",
+    "0x1F": "it in plain digits",
+    "1_000": "it in plain digits",
+    "0b11": "it in plain digits",
+}
+
+
+@pytest.mark.parametrize(("written", "remedy"), NOT_DECIMAL.items())
+def test_numbers_can_be_restricted_to_decimal(written: str, remedy: str) -> None:
     """No author of a quota intends octal."""
     for padding in ("", "#" * MAX_UNCHECKED_LENGTH):
-        with pytest.raises(DocumentError, match=r"^line 1: '.*' is not a decimal number; write it in plain digits$"):
+        with pytest.raises(DocumentError, match=rf"^line 1: '{written}' is not a decimal number; write {remedy}$"):
             parse_documents(f"cores: {written} {padding}", plain_numbers=True)
         assert parse_documents(f"cores: {written} {padding}") != [{"cores": written}]
     assert parse_documents("cores: 400", plain_numbers=True) == [{"cores": 400}]
@@ -119,9 +131,10 @@ ERRORS = {
     "a control character": ("a: b\nc: \x00\n", "line 2: invalid YAML: the character U+0000 is not allowed"),
     "a value that does not match its tag": ("a: !!int x\n", "line 1: 'x' is not a valid int"),
     "a date that does not exist": ("a: 2026-99-99\n", "line 1: '2026-99-99' is not a valid timestamp"),
-    "an unknown tag": (
-        "a: !x y\n",
-        "line 1, column 4: invalid YAML: could not determine a constructor for the tag '!x'",
+    "an unknown tag": ("a: !x y\n", "line 1: unknown tag '!x'; remove it"),
+    "a tag of Python": (
+        "a: 1\nb: !!python/object/apply:os.system [x]\n",
+        "line 2: unknown tag '!!python/object/apply:os.system'; remove it",
     ),
 }
 
@@ -132,6 +145,19 @@ def test_errors_name_the_line_in_short_and_long_texts(text: str, message: str, p
     """And never show Python's own words."""
     with pytest.raises(DocumentError) as raised:
         parse_documents(text + "#" * padding)
+    assert str(raised.value) == message
+
+
+UNCLOSED = {
+    "a: [1\n": "line 2, column 1: invalid YAML: expected ',' or ']', but got the end of the file",
+    "a: 'x\n": "line 2, column 1: invalid YAML: found unexpected end of the file",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), UNCLOSED.items(), ids=["bracket", "quote"])
+def test_the_end_of_a_file_is_called_so(text: str, message: str) -> None:
+    with pytest.raises(DocumentError) as raised:
+        parse_documents(text)
     assert str(raised.value) == message
 
 

@@ -134,8 +134,8 @@ ADD_MEMORY = (
 )
 NOT_A_QUANTITY = (
     "not a Kubernetes quantity, which is a number and at most one suffix of n u m k M G T P E Ki Mi Gi Ti Pi Ei; "
-    "write a number such as 50, or 8Gi"
 )
+CORE_ADVICE = "write 1 to 99, or a multiple of 100"
 REJECTED = {
     "one and a half cards": (
         {CORE: "150", MEMORY: "1"},
@@ -177,7 +177,55 @@ REJECTED = {
         {CORE: "fifty", MEMORY: "1"},
         CORE,
         Code.QUANTITY_INVALID,
-        NOT_A_QUANTITY,
+        NOT_A_QUANTITY + CORE_ADVICE,
+    ),
+    "memory that is not a number": (
+        {CORE: "50", MEMORY: "much"},
+        MEMORY,
+        Code.QUANTITY_INVALID,
+        f"{NOT_A_QUANTITY}write a number of 256 MiB units, or bytes such as 8Gi",
+    ),
+    "memory in MiB that is not a number": (
+        {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "much"},
+        "nvidia.com/vcuda-memory",
+        Code.QUANTITY_INVALID,
+        f"{NOT_A_QUANTITY}write a number of MiB, or bytes such as 8Gi",
+    ),
+    "cards that are not a number": (
+        {CARDS: "half"},
+        CARDS,
+        Code.QUANTITY_INVALID,
+        f'{NOT_A_QUANTITY}write part of one GPU such as "0.3", or whole GPUs such as "2"',
+    ),
+    "AWS tenths that are not a number": (
+        {"k8s.amazonaws.com/vgpu": "half"},
+        "k8s.amazonaws.com/vgpu",
+        Code.QUANTITY_INVALID,
+        f"{NOT_A_QUANTITY}write 1 to 9, or a multiple of 10",
+    ),
+    "a percentage that is not a number": (
+        {"nano-gpu/gpu-percent": "50%"},
+        "nano-gpu/gpu-percent",
+        Code.QUANTITY_INVALID,
+        NOT_A_QUANTITY + CORE_ADVICE,
+    ),
+    "one and a half cards, as a fraction of cores": (
+        {CORE: "1.5", MEMORY: "1"},
+        CORE,
+        Code.QUANTITY_INVALID,
+        "must be a whole number, where 100 is one GPU; 1.5 GPUs cannot be requested: ask for 100 or 200",
+    ),
+    "the same in thousandths": (
+        {CORE: "2250m", MEMORY: "1"},
+        CORE,
+        Code.QUANTITY_INVALID,
+        "must be a whole number, where 100 is one GPU; 2.25 GPUs cannot be requested: ask for 200 or 300",
+    ),
+    "more cards than a node has are cores": (
+        {CORE: "50.5", MEMORY: "1"},
+        CORE,
+        Code.QUANTITY_INVALID,
+        "must be a whole number; ask for 51",
     ),
     "memory without cores": ({MEMORY: "30"}, MEMORY, Code.CORE_MISSING, ADD_CORE),
     "memory with zero cores": ({CORE: "0", MEMORY: "30"}, MEMORY, Code.CORE_MISSING, ADD_CORE),
@@ -218,9 +266,44 @@ def test_two_vocabularies_in_one_container_are_rejected() -> None:
     assert reason.code is Code.VOCABULARIES_MIXED
     assert str(reason) == (
         f"spec.containers[0].resources: '{CORE}, {MEMORY}, nano-gpu/gpu-percent': "
-        "the container uses resource names of several vocabularies; "
-        f"keep {CORE} and {MEMORY} and remove nano-gpu/gpu-percent"
+        "the container requests GPUs by resource names of several systems; "
+        f"keep {CORE} and {MEMORY}, and remove nano-gpu/gpu-percent"
     )
+
+
+TENCENT = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "30"}
+KEPT = {
+    "the complete one": (
+        {CORE: "50", **TENCENT},
+        f"keep tencent.com/vcuda-core and tencent.com/vcuda-memory, and remove {CORE}",
+    ),
+    "the complete one, although its amounts are fewer": (
+        {CARDS: "0.5", "tencent.com/vcuda-core": "150", "tencent.com/vcuda-memory": "30"},
+        f"keep {CARDS}, and remove tencent.com/vcuda-core and tencent.com/vcuda-memory",
+    ),
+    "the canonical one of equals": (
+        {CORE: "50", MEMORY: "30", **TENCENT},
+        f"keep {CORE} and {MEMORY}, and remove tencent.com/vcuda-core and tencent.com/vcuda-memory",
+    ),
+    "one of three": (
+        {CORE: "100", **TENCENT, "nano-gpu/gpu-percent": "50"},
+        f"keep tencent.com/vcuda-core and tencent.com/vcuda-memory, and remove {CORE} and nano-gpu/gpu-percent",
+    ),
+}
+
+
+@pytest.mark.parametrize(("amounts", "remedy"), KEPT.values(), ids=KEPT.keys())
+def test_of_several_vocabularies_a_complete_one_is_kept(amounts: dict[str, Any], remedy: str) -> None:
+    """Following the advice does not lead to the next refusal."""
+    (reason,) = parse_pod(container(limits=amounts)).reasons
+    assert reason.remedy == remedy
+    kept = remedy.partition(", and remove ")[0]
+    assert not parse_pod(container(limits={key: amounts[key] for key in amounts if key in kept})).reasons
+
+
+def test_an_empty_amount_is_said_to_be_empty() -> None:
+    (reason,) = parse_pod(container(limits={CORE: "", MEMORY: "1"})).reasons
+    assert str(reason) == f"spec.containers[0].resources.limits[{CORE}]: is empty; {CORE_ADVICE}"
 
 
 @pytest.mark.parametrize("domain", ["inspur.com", "tencent.com", "nvidia.com", "gpu.example.org"])
@@ -250,7 +333,7 @@ def test_following_a_remedy_gives_no_further_reason(key: str, amount: Decimal) -
         return parse_pod(container(limits={key: written, **memory}))
 
     for reason in parse(str(amount)).reasons:
-        advised = re.findall(r"[0-9.]+", reason.remedy)
+        advised = re.findall(r"[0-9.]+", reason.remedy.rpartition("ask for ")[2])
         assert advised
         for written in advised:
             assert parse(written).reasons == ()

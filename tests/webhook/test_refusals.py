@@ -25,7 +25,11 @@ INVALID: dict[str, tuple[dict[str, Any], list[str], str]] = {
         "and remove nano-gpu/gpu-percent",
     ),
     "half a card as cores": (pod(gpu(core="500m")), ["QuantityInvalid"], "100 is one GPU; ask for 50"),
-    "a core and a half": (pod(gpu(core="1500m")), ["QuantityInvalid"], "must be a whole number; ask for 2"),
+    "a core and a half": (
+        pod(gpu(core="1500m")),
+        ["QuantityInvalid"],
+        "1.5 GPUs cannot be requested: ask for 100 or 200",
+    ),
     "a core limit of zero": (
         pod(gpu(), annotations={NAMES.core_limit: "0"}),
         ["CoreLimitInvalid"],
