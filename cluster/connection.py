@@ -21,6 +21,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POOL_SIZE = 32
 # The kubelet replaces a token when 80 % of its lifetime (an hour by default) are over: a minute is soon enough.
 TOKEN_REFRESH_S = 60.0
+# In the error of the official client when a kubeconfig does not exist, or has no content.
+NO_KUBECONFIG = "No configuration found"
 
 # Returns the headers that authenticate a request. Called for every request, on any thread.
 Credentials = Callable[[], dict[str, str]]
@@ -97,8 +99,12 @@ def kubeconfig_connection(kubeconfig: str, context: str) -> ApiConnection:
     try:
         config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=settings)
     except (config.ConfigException, OSError) as error:
-        where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no usable kubeconfig"
-        raise Unavailable(f"{where}: {error}; name one with --set cluster.kubeconfig=FILE or KUBECONFIG") from None
+        remedy = "set KUBECONFIG, or --set cluster.kubeconfig=FILE"
+        if NO_KUBECONFIG in str(error):
+            problem = f"kubeconfig {kubeconfig}: missing or empty" if kubeconfig else "no kubeconfig found"
+        else:
+            problem = f"kubeconfig {kubeconfig}: {error}" if kubeconfig else f"kubeconfig: {error}"
+        raise Unavailable(f"{problem}; {remedy}") from None
     settings.connection_pool_maxsize = POOL_SIZE
     settings.keep_alive = True
     # Guards the refresh of credentials, which the client does in place on the shared configuration.

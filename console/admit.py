@@ -4,9 +4,11 @@ import click
 import msgspec
 from rich.markup import escape
 
-from console.manifests import parse_objects, read_text
+from console.errors import CommandError
+from console.manifests import NO_KIND, parse_objects, read_text
 from console.offline_admission import DEFAULT_USER, AdmissionResult, OfflineQuotas, admit_offline, read_quotas
 from console.printing import as_yaml, wide_console
+from console.yaml_locations import source_texts
 from settings.loading import Loaded
 from vcuda.quota import QuotaError
 from vcuda.strict_yaml import DocumentError
@@ -20,10 +22,10 @@ def quotas_from(file: str | None, unit_mib: int) -> OfflineQuotas:
     try:
         return read_quotas(read_text(file), file, unit_mib)
     except QuotaError as error:
-        raise click.UsageError(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
-@click.command()
+@click.command(short_help="Show the admission decision on manifests.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @click.option("--quota", "quota_file", metavar="FILE", help="Charge the documents to these quotas, one after another.")
@@ -35,8 +37,9 @@ def admit(
 ) -> None:
     """Show the admission decision on manifests: allowed, or refused and why, and what would be changed.
 
-    FILE is a manifest of pods or workloads, or - for standard input. -o json writes one object per document and line;
-    -o yaml the documents as they would be stored. Exit code: 0 all allowed, 1 some refused, 2 wrong usage.
+    FILE is a manifest of pods, workloads or quotas, or - for standard input; other kinds are not checked. -o json
+    writes one object per document and line; -o yaml the documents as they would be stored. Exit code: 0 none refused,
+    1 some refused, 2 wrong usage or an invalid file.
     """
     loaded: Loaded = context.obj
     config = admission_config_of(loaded.configuration)
@@ -44,12 +47,19 @@ def admit(
     results: list[AdmissionResult] = []
     for file in files:
         try:
-            documents = parse_objects(read_text(file))
+            text = read_text(file)
+            documents = parse_objects(text)
+            sources = source_texts(documents, text)
         except DocumentError as error:
-            raise click.UsageError(f"{file}: {error}") from None
-        results += [admit_offline(document, config, quotas, namespace, user) for document in documents]
+            raise CommandError(f"{file}: {error}") from None
+        if not all(document.get("kind") for document in documents):
+            raise CommandError(f"{file}: {NO_KIND}")
+        results += [
+            admit_offline(document, config, quotas, namespace, user, sources=written)
+            for document, written in zip(documents, sources, strict=True)
+        ]
     if not results:
-        raise click.UsageError(f"{', '.join(files)}: no document in it")
+        raise CommandError(f"{', '.join(files)}: no document in it")
     if output == "yaml":
         click.echo(as_yaml(result.object for result in results if result.allowed), nl=False)
     for result in results:
@@ -89,6 +99,9 @@ def show_result(result: AdmissionResult) -> None:
     metadata = result.object.get("metadata")
     name = (metadata.get("name") or metadata.get("generateName") or "") if isinstance(metadata, dict) else ""
     title = escape(f"{result.object.get('kind', 'document')} {name}".strip())
+    if not result.checked:
+        line(f"{title}: not checked (Quotient checks Pods, workloads and quotas)")
+        return
     line(f"{title}: " + ("[green]allowed[/green]" if result.allowed else "[bold red]refused[/bold red]"))
     for reason in result.reasons:
         value = f" {escape(repr(reason.value))}:" if reason.value else ""

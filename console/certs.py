@@ -15,6 +15,7 @@ from certs.key_pairs import CertificateError, KeyPair, certificates_in, format_t
 from certs.renewal import due_for_renewal, is_signed_by, needs_renewal
 from certs.rotation import CertificateState
 from console.connecting import connect_cluster
+from console.errors import CommandError
 from console.printing import wide_console
 from settings.configuration import Configuration
 from settings.loading import Loaded
@@ -24,7 +25,7 @@ from vcuda.names import CA_SECRET, TLS_CERTIFICATE, TLS_KEY
 Row = dict[str, Any]
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, short_help="Show, rotate or make certificates.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.pass_context
 def certs(context: click.Context, output: str) -> None:
@@ -61,7 +62,7 @@ def certificate_report(configuration: Configuration) -> tuple[list[Row], list[st
         without = len(hooks.bundles()) - len(bundles)
         kept = CertificateSecrets(cluster, namespace).read(now).state
     except (ApiError, Unavailable) as error:
-        raise click.UsageError(str(error)) from None
+        raise CommandError(str(error)) from None
     rows = [row_of(name, pair, bundles) for name, pair in pairs_of(kept)]
     problems = []
     if without:
@@ -132,15 +133,15 @@ def rotate(loaded: Loaded, *, leaf: bool) -> None:
         )
     except NotFound:
         where = f"{configuration.system_namespace}/{CA_SECRET}"
-        raise click.UsageError(
+        raise CommandError(
             f"secret {where} does not exist: check that the controller runs and manages certificates"
         ) from None
     except (ApiError, Unavailable) as error:
-        raise click.UsageError(str(error)) from None
+        raise CommandError(str(error)) from None
     click.echo("requested; to see progress: quotient certs", err=True)
 
 
-@certs.command()
+@certs.command(short_help="Write certificates for a webhook outside a cluster.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--name", "names", multiple=True, required=True, metavar="NAME", help="A DNS name or IP address; repeatable."
@@ -168,5 +169,5 @@ def make(folder: Path, names: tuple[str, ...], *, force: bool) -> None:
             (folder / name).touch(mode=0o600)
             (folder / name).write_bytes(content)
     except OSError as error:
-        raise click.UsageError(f"{folder}: {error.strerror}") from None
+        raise CommandError(f"{folder}: {error.strerror}") from None
     click.echo(f"{folder}: for {', '.join(names)}, until {format_time(pair.not_after)}", err=True)

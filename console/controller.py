@@ -8,7 +8,7 @@ from settings.loading import Loaded
 from vcuda.decision import Unavailable
 
 
-@click.command()
+@click.command(short_help="Run the controller.")
 @click.pass_obj
 def controller(loaded: Loaded) -> None:
     """Run the controller.

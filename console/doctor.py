@@ -12,6 +12,7 @@ from rich.table import Table
 
 from console.certs import certificate_report
 from console.connecting import connect_cluster
+from console.errors import CommandError
 from console.printing import wide_console
 from console.quota_status_view import read_status
 from ledger.ledger_store import LEDGER_SELECTOR, read_ledger
@@ -67,7 +68,7 @@ class CheckResult(Struct, frozen=True):
 Check = Callable[[Any, Configuration], Iterator[CheckResult]]
 
 
-@click.command()
+@click.command(short_help="Check the installation in a cluster.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.pass_context
 def doctor(context: click.Context, output: str) -> None:
@@ -105,7 +106,7 @@ def run_check(name: str, cluster: Any, configuration: Configuration) -> list[Che
     except ApiError as error:
         return [CheckResult(WARNING, name, f"could not be checked: {error}", "run it as a user who may read this")]
     except Unavailable as error:
-        raise click.UsageError(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def check_versions(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401

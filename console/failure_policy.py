@@ -5,6 +5,7 @@ import time
 import click
 
 from console.connecting import connect_cluster
+from console.errors import CommandError
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
@@ -14,7 +15,7 @@ from vcuda.names import ARM_ANNOTATION, ARM_AUTO, ARM_NEVER, WEBHOOK_CONFIGURATI
 PROPAGATION_S = 2.0
 
 
-@click.command()
+@click.command(short_help="Admit GPU pods while the webhook is down.")
 @click.option("--for-good", is_flag=True, help="Before Quotient is removed: stop validating pods at once.")
 @click.pass_obj
 def disarm(loaded: Loaded, *, for_good: bool) -> None:
@@ -29,7 +30,7 @@ def disarm(loaded: Loaded, *, for_good: bool) -> None:
     click.echo("pods with GPUs no longer wait for the webhook; to undo: quotient arm", err=True)
 
 
-@click.command()
+@click.command(short_help="Reject GPU pods while the webhook is down.")
 @click.pass_obj
 def arm(loaded: Loaded) -> None:
     """Let the controller set failurePolicy Fail again, as soon as the webhook answers."""
@@ -59,8 +60,6 @@ def annotate(configuration: Configuration, value: str, *, for_good: bool = False
         if WebhookConfigurations(cluster, configuration.system_namespace).set_failure_policy(None) or for_good:
             time.sleep(PROPAGATION_S)
     except (ApiError, Unavailable) as error:
-        raise click.UsageError(str(error)) from None
+        raise CommandError(str(error)) from None
     if not annotated:
-        raise click.UsageError(
-            f"no webhook configuration {WEBHOOK_CONFIGURATION} exists: nothing waits for the webhook"
-        )
+        raise CommandError(f"no webhook configuration {WEBHOOK_CONFIGURATION} exists: nothing waits for the webhook")

@@ -9,12 +9,13 @@ import yaml
 from msgspec import Struct
 
 from console.admit import quotas_from
-from console.manifests import STDIN, Document, parse_objects, read_text
-from console.offline_admission import DEFAULT_USER, AdmissionResult, OfflineQuotas, admit_offline, is_checked
-from console.schema_checks import SchemaProblem, Steps, mapping_within, repaired_document, schema_problems
-from console.yaml_locations import LocatedObject, child, deepest_node, line_of, locate_objects
+from console.manifests import STDIN, parse_objects, read_text
+from console.offline_admission import AdmissionResult, OfflineQuotas, admit_offline
+from console.schema_checks import SchemaProblem, mapping_within, repaired_document, schema_problems
+from console.yaml_locations import LocatedObject, child, deepest_node, line_of, locate_objects, unquoted_values
 from settings.loading import Loaded
-from vcuda.decision import Code
+from vcuda.decision import Code, Reason
+from vcuda.names import LEGACY_KEY, QUOTA_KEY
 from vcuda.strict_yaml import DocumentError
 from webhook.admission_config import AdmissionConfig
 from webhook.service import admission_config_of
@@ -45,7 +46,7 @@ class LintFinding(Struct, frozen=True, omit_defaults=True):
         return f"{self.file}:{self.line}: {named}{self.message}; {self.remedy} [{self.code}]"
 
 
-@click.command()
+@click.command(short_help="Check manifests, and repair what is certain.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--fix", is_flag=True, help="Repair what is certain: missing quotes, removed API versions.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -93,13 +94,14 @@ def check_file(
     try:
         documents, locations = parse_objects(text), locate_objects(text)
     except DocumentError as error:
-        line, message = split_line_number(str(error))
-        return [LintFinding(file, line, "error", Code.OBJECT_INVALID, "", "", message, "correct the file")]
+        line, text = split_line_number(str(error))
+        message, _, remedy = text.partition("; ")
+        return [LintFinding(file, line, "error", Code.OBJECT_INVALID, "", "", message, remedy or "correct the file")]
     findings: list[LintFinding] = []
     for document, location in zip(documents, locations, strict=True):
-        if is_checked(document):
-            result = admit_offline(document, config, quotas, namespace, DEFAULT_USER)
-            findings += findings_of(file, location, result)
+        sources = unquoted_values(document, location.node, text)
+        result = admit_offline(document, config, quotas, namespace, sources=sources)
+        findings += findings_of(file, location, result)
     return findings
 
 
@@ -116,7 +118,7 @@ def findings_of(file: str, location: LocatedObject, result: AdmissionResult) -> 
     errors = [
         LintFinding(
             file,
-            line_of(location.node, reason.field),
+            reason_line(location.node, reason),
             "error",
             reason.code,
             reason.field,
@@ -131,6 +133,15 @@ def findings_of(file: str, location: LocatedObject, result: AdmissionResult) -> 
         for warning in result.warnings
     ]
     return sorted(errors + warnings, key=lambda finding: finding.line)
+
+
+def reason_line(node: yaml.Node, reason: Reason) -> int:
+    """Return the line of a refusal; for an invalid quota that of the key in `data` that holds it."""
+    if reason.code is not Code.QUOTA_INVALID:
+        return line_of(node, reason.field)
+    data = child(node, "data")
+    quota = data and (child(data, QUOTA_KEY) or child(data, LEGACY_KEY))
+    return int((quota or data or node).start_mark.line) + 1
 
 
 def first_word(warning: str) -> str:
@@ -162,16 +173,6 @@ def repair_text(text: str) -> str:
         return edited if parse_objects(edited) == wanted else text
     except DocumentError:
         return text
-
-
-def unquoted_values(document: Document, node: yaml.Node, text: str) -> dict[Steps, str]:
-    """Return the values that need quotes as they are written in the file."""
-    values: dict[Steps, str] = {}
-    for problem in schema_problems(document):
-        scalar = deepest_node(node, problem.steps)
-        if problem.reason.code is Code.TEXT_EXPECTED and isinstance(scalar, yaml.ScalarNode):
-            values[problem.steps] = text[scalar.start_mark.index : scalar.end_mark.index]
-    return values
 
 
 def edits_for(problem: SchemaProblem, repaired: dict[str, Any], node: yaml.Node, text: str) -> list[Edit]:

@@ -22,13 +22,15 @@ from console.local_kubelet import FAILED, RUNNING
 from console.local_node import SIMULATED_MACHINES, SimulatedNode, node_object
 from console.local_scheduler import choose_node
 from console.local_tables import ClusterTables, display_name, pod_title
+from console.manifests import NO_KIND
 from console.printing import wide_console
 from console.quota_status_view import show_status
 from nodeplugin.fake import NoCompiler, compile_library
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
-from vcuda.decision import Unavailable
+from settings.reading import describe_read_error
+from vcuda.decision import Unavailable, printable
 from vcuda.decoding import convert
 from vcuda.names import Names
 from vcuda.placement_annotation import encode_placement
@@ -51,7 +53,7 @@ DENIED = " denied the request: "
 ModificationTimes = dict[Path, float]
 
 
-@click.command()
+@click.command(short_help="Run Quotient here, on a simulated cluster.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--once", is_flag=True, help="Show the cluster and exit, instead of waiting for changes.")
 @click.pass_obj
@@ -153,7 +155,7 @@ class LocalRun:
             try:
                 self._apply_text(str(file), file.read_text())
             except (OSError, UnicodeDecodeError) as error:
-                self._print_error(f"{file}: cannot be read: {error}")
+                self._print_error(f"{file}: {describe_read_error(error)}")
 
     def _delete_all(self) -> None:
         while self._quotas:
@@ -190,8 +192,11 @@ class LocalRun:
         if is_config_map(document):
             self._create_quota(source, document)
             return
-        if not isinstance(document, dict) or document.get("kind") != "Pod":
-            kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
+        if not isinstance(document, dict) or not document.get("kind"):
+            self._print_error(f"{source}: {NO_KIND}")
+            return
+        if document["kind"] != "Pod":
+            kind = printable(document["kind"])
             self._print_error(f"{source}: {kind} is ignored: only pods and quotas can be applied here so far")
             return
         metadata = document.get("metadata")

@@ -14,7 +14,7 @@ from vcuda.request import parse_request
 from vcuda.scheme import Scheme
 from vcuda.vocabulary import Share
 
-POD_COLUMNS = ("pod", "container", "written in", "cores", "memory", "pod total", "on")
+POD_COLUMNS = ("pod", "container", "requested as", "cores", "memory", "pod total", "on")
 
 
 class ClusterTables:

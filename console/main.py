@@ -1,17 +1,21 @@
 """The command `quotient`."""
 
 import faulthandler
+import math
 import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
+import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from console.errors import CommandError
 from console.printing import wide_console
 from settings.configuration import Configuration
 from settings.loading import ConfigurationError, Loaded, environment_variable, load, lookup, value_paths
@@ -65,7 +69,7 @@ def main(context: click.Context, file: Path | None, flags: tuple[str, ...]) -> N
     try:
         loaded = load(file, os.environ, flags)
     except ConfigurationError as error:
-        raise click.UsageError(str(error)) from None
+        raise CommandError(str(error)) from None
     configure_logs(loaded.configuration.log.level, loaded.configuration.log.format)
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:
         # A crash in a library's C code prints the stacks of all threads instead of nothing.
@@ -73,7 +77,7 @@ def main(context: click.Context, file: Path | None, flags: tuple[str, ...]) -> N
     context.obj = loaded
 
 
-@main.command()
+@main.command(short_help="Show the effective configuration.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.pass_obj
 def config(loaded: Loaded, output: str) -> None:
@@ -84,9 +88,23 @@ def config(loaded: Loaded, output: str) -> None:
         return
     table = Table("setting", "value", "from", "environment variable", box=None)
     for path in value_paths(Configuration):
-        row = (path, str(lookup(values, path)), loaded.sources.get(path, "default"), environment_variable(path))
+        row = (
+            path,
+            format_setting(lookup(values, path)),
+            loaded.sources.get(path, "default"),
+            environment_variable(path),
+        )
         table.add_row(*map(escape, row))
     wide_console().print(table)
+
+
+def format_setting(value: Any) -> str:  # noqa: ANN401 - any value of the configuration
+    """Return a value as a configuration file would have it; text without quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return yaml.safe_dump(list(value), default_flow_style=True, width=math.inf).strip()
+    return str(value)
 
 
 if __name__ == "__main__":

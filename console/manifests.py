@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
+from console.errors import CommandError
+from settings.reading import describe_read_error
 from vcuda.decision import printable
 from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import convert
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cluster.objects import Object
 
 STDIN = "-"
+NO_KIND = "not a Kubernetes object: kind is missing"
 # A workload with more pods is cut off here: its first pods show what happens to the rest.
 MAX_REPLICAS = 1000
 # Node amounts that YAML reads as numbers and the API server stores as text.
@@ -31,7 +32,7 @@ def read_text(file: str) -> str:
     try:
         return sys.stdin.read() if file == STDIN else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{file}: cannot be read: {error}") from None
+        raise CommandError(f"{file}: {describe_read_error(error)}") from None
 
 
 def parse_objects(text: str) -> list[Document]:
@@ -59,7 +60,7 @@ def read_objects(files: Iterable[str]) -> list[tuple[str, Document]]:
         try:
             objects += [(file, document) for document in parse_objects(read_text(file))]
         except DocumentError as error:
-            raise click.UsageError(f"{file}: {error}") from None
+            raise CommandError(f"{file}: {error}") from None
     return objects
 
 
@@ -100,4 +101,4 @@ def decode_document(document: Document, into: type[T]) -> T:
     except DECODE_ERRORS as error:
         name = mapping_at(document, "metadata").get("name", "")
         problem = describe_decode_error(error)
-        raise click.UsageError(f"{document.get('kind', '')} {name}: {problem}") from None
+        raise CommandError(f"{document.get('kind', '')} {name}: {problem}") from None

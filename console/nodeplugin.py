@@ -8,7 +8,7 @@ from settings.loading import Loaded
 from vcuda.decision import Unavailable
 
 
-@click.command()
+@click.command(short_help="Run the device plugin of this node.")
 @click.pass_obj
 def nodeplugin(loaded: Loaded) -> None:
     """Run the device plugin of this node.

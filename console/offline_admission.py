@@ -2,23 +2,26 @@
 
 import base64
 import json
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonpatch
 from msgspec import Struct
 
-from console.manifests import Document, parse_objects
-from console.schema_checks import repaired_document, schema_problems
+from console.manifests import Document, mapping_at, parse_objects
+from console.schema_checks import Steps, repaired_document, schema_problems
+from console.yaml_locations import parse_field
 from ledger.in_memory_ledgers import InMemoryLedgers
-from ledger.quota_config_maps import parse_quota_config_map
-from vcuda.decision import BadRequest, Code, Reason
+from ledger.quota_config_maps import is_quota_config_map, parse_quota_config_map
+from vcuda.decision import BadRequest, Code, Reason, printable
 from vcuda.ledger import Ledger, mark_used
 from vcuda.quota import Quota, QuotaError, QuotaMistake, parse_legacy_quotas, parse_quota
+from vcuda.scheme import Scheme
 from vcuda.strict_yaml import DocumentError
 from vcuda.workload_kinds import BY_GROUP_KIND
-from webhook.admission import Admission, encode_outcome
+from webhook.admission import CONFIG_MAP, POD, Admission, encode_outcome
 from webhook.admission_config import AdmissionConfig
 from webhook.quota_sources import FixedQuotaSource
 from webhook.review import MalformedObject, Request, decode_review
@@ -26,6 +29,9 @@ from webhook.review import MalformedObject, Request, decode_review
 ALL_NAMESPACES = ""
 DEFAULT_USER = "user"
 OBJECT = "request.object"
+# What decoders call the value under any key of `limits` or `requests`.
+AMOUNTS = re.compile(r"(?P<mapping>.*\.resources\.(?:limits|requests))\[\.\.\.\]")
+INDEX = re.compile(r"\[[^\]]*\]")
 
 
 class AdmissionResult(Struct, frozen=True):
@@ -36,6 +42,8 @@ class AdmissionResult(Struct, frozen=True):
     warnings: tuple[str, ...]
     patch: list[dict[str, Any]]
     object: Document
+    # False for kinds that Quotient does not decide on.
+    checked: bool = True
 
 
 class OfflineQuotas:
@@ -58,19 +66,24 @@ class OfflineQuotas:
 
 
 def admit_offline(
-    document: Document, config: AdmissionConfig, quotas: OfflineQuotas, namespace: str, user: str
+    document: Document,
+    config: AdmissionConfig,
+    quotas: OfflineQuotas,
+    namespace: str,
+    user: str = DEFAULT_USER,
+    *,
+    sources: Mapping[Steps, str] | None = None,
 ) -> AdmissionResult:
     """Decide on the creation of a document, and charge it if it is allowed.
 
     What the API server would reject before any webhook is reported and repaired first, so that the rest of the
-    document is checked in the same run.
+    document is checked in the same run. `sources` has values as they are written in the file, where it is known.
     """
-    early = [problem.reason for problem in schema_problems(document)]
-    if not is_checked(document):
-        return AdmissionResult(allowed=True, reasons=(), warnings=(), patch=[], object=document)
-    repaired = repaired_document(document)
-    metadata = repaired.get("metadata")
-    namespace = str((metadata.get("namespace") if isinstance(metadata, dict) else "") or namespace)
+    early = [problem.reason for problem in schema_problems(document, sources)]
+    if not is_checked(document, config.scheme, namespace):
+        return AdmissionResult(allowed=True, reasons=(), warnings=(), patch=[], object=document, checked=False)
+    repaired = repaired_document(document, sources)
+    namespace = str(mapping_at(repaired, "metadata").get("namespace") or namespace)
     admission = Admission(config, FixedQuotaSource({namespace: quotas.of(namespace)}))
     try:
         rewritten, patch, refused, warnings = mutate(admission, repaired, namespace, user)
@@ -78,7 +91,7 @@ def admit_offline(
             refused, more = validate(admission, rewritten, quotas.ledger(namespace), user)
             warnings += more
     except BadRequest as error:
-        reasons = (*early, object_invalid(error))
+        reasons = (*early, object_invalid(error, repaired))
         return AdmissionResult(allowed=False, reasons=reasons, warnings=(), patch=[], object=document)
     reasons = (*early, *refused)
     if reasons:
@@ -137,22 +150,51 @@ def creation_review(document: Document, namespace: str, user: str) -> Request:
     return decode_review(text.encode())
 
 
-def is_checked(document: Document) -> bool:
-    """Whether a document is of a kind that admission checks, or was before its API version was removed."""
+def is_checked(document: Document, scheme: Scheme, namespace: str) -> bool:
+    """Whether a document is of a kind that admission checks, or was before its API version was removed.
+
+    Of ConfigMaps, only quotas are. `namespace` is for a document that names none.
+    """
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
-    return (group, document.get("kind")) in (("", "Pod"), *BY_GROUP_KIND) or bool(list(schema_problems(document)))
+    kind = (group, document.get("kind"))
+    if kind in (POD, *BY_GROUP_KIND) or any(schema_problems(document)):
+        return True
+    metadata = mapping_at(document, "metadata")
+    name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or namespace)
+    return kind == CONFIG_MAP and is_quota_config_map(namespace, name, mapping_at(metadata, "labels"), scheme)
 
 
-def object_invalid(error: BadRequest) -> Reason:
+def object_invalid(error: BadRequest, document: Document) -> Reason:
     """Report a document that does not have the structure of its kind, with the field as users write it."""
     field, message = (error.field, error.message) if isinstance(error, MalformedObject) else ("", str(error))
+    field = field.removeprefix(OBJECT).lstrip(".")
+    if (amounts := AMOUNTS.fullmatch(field)) and (quantity := quantity_invalid(amounts["mapping"], document)):
+        return quantity
+    path = ".".join(filter(None, (printable(document.get("kind")).lower(), INDEX.sub("", field))))
     return Reason(
         code=Code.OBJECT_INVALID,
-        field=field.removeprefix(OBJECT).lstrip(".") or "object",
+        field=field or "object",
         value="",
         message=message,
-        remedy="write the field as the Kubernetes API defines it",
+        remedy=f"check it with: kubectl explain {path}",
     )
+
+
+def quantity_invalid(field: str, document: Document) -> Reason | None:
+    """Report the first amount of `limits` or `requests` that is no quantity: the decoder does not name its key."""
+    amounts: Any = document
+    for step in parse_field(field):
+        amounts = amounts[int(step)] if isinstance(amounts, list) else amounts[step]
+    for key, value in amounts.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            return Reason(
+                code=Code.OBJECT_INVALID,
+                field=f"{field}[{key}]",
+                value="" if isinstance(value, (dict, list)) else printable(json.dumps(value, default=str)),
+                message="is not a quantity",
+                remedy="write a number such as 50",
+            )
+    return None
 
 
 def read_quotas(text: str, source: str, unit_mib: int) -> OfflineQuotas:

@@ -15,6 +15,10 @@ def wide_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 
 
+def count_of(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class PlainDumper(yaml.SafeDumper):
     """Writes repeated values out instead of as YAML aliases."""
 

@@ -7,8 +7,10 @@ import click
 import msgspec
 
 from console.connecting import connect_cluster
+from console.errors import CommandError
 from console.manifests import Document, decode_document, read_objects
-from console.quota_files import SourcedDocument, find_quotas, statuses_from_files
+from console.printing import count_of
+from console.quota_files import RefusedPods, SourcedDocument, find_quotas, statuses_from_files
 from console.quota_status_view import show_status, statuses_in_cluster
 from settings.configuration import Configuration
 from settings.loading import Loaded
@@ -32,7 +34,12 @@ class QuotaGroup(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=QuotaGroup, options_metavar="", subcommand_metavar="[NAMESPACE | lint] [OPTIONS]...")
+@click.group(
+    cls=QuotaGroup,
+    options_metavar="",
+    subcommand_metavar="[NAMESPACE | lint] [OPTIONS]...",
+    short_help="Show GPU quotas and their usage; find problems.",
+)
 def quota() -> None:
     """Show the GPU quotas of namespaces: hard, used, reserved, free, and who holds most.
 
@@ -52,19 +59,23 @@ def show(context: click.Context, namespace: str | None, files: tuple[str, ...], 
     Exit code: 0 shown, 1 no quota to show, 2 wrong usage or no cluster.
     """
     loaded: Loaded = context.obj
-    statuses = statuses_from_files(files, loaded) if files else statuses_in_cluster(loaded.configuration, namespace)
+    refused: RefusedPods = {}
+    if files:
+        statuses, refused = statuses_from_files(files, loaded)
+    else:
+        statuses = statuses_in_cluster(loaded.configuration, namespace)
     statuses = {name: status for name, status in sorted(statuses.items()) if namespace in (None, name)}
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2).decode())
     elif statuses:
         for name, status in statuses.items():
-            show_status(name, status)
+            show_status(name, status, refused=refused.get(name, ()))
     else:
         click.echo(f"no GPU quota in {f'namespace {namespace}' if namespace else 'any namespace'}", err=True)
     context.exit(0 if statuses else 1)
 
 
-@quota.command()
+@quota.command(short_help="Find problems in quotas.")
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
@@ -85,7 +96,9 @@ def lint(context: click.Context, files: tuple[str, ...], output: str) -> None:
     for warning in warnings:
         print_finding({"level": "warning", **msgspec.to_builtins(warning)}, f"warning: {warning}", output)
     if output == "text" and not found.mistakes and not warnings:
-        click.echo(f"{sum(map(len, found.quotas.values()))} quotas, no problems", err=True)
+        count = sum(map(len, found.quotas.values()))
+        where = ", ".join(files) or "the cluster"
+        click.echo(f"{count_of(count, 'quota')}, no problems" if count else f"no quota in {where}", err=True)
     context.exit(1 if found.mistakes else 0)
 
 
@@ -108,7 +121,7 @@ def read_cluster(configuration: Configuration) -> list[SourcedDocument]:
         config_maps += cluster.list(CONFIG_MAPS, LEGACY_NAMESPACE, legacy).items
         nodes = cluster.list(NODES).items
     except (ApiError, Unavailable) as error:
-        raise click.UsageError(f"{error}; check files instead: quotient quota lint FILE...") from None
+        raise CommandError(f"{error}; check files instead: quotient quota lint FILE...") from None
     # A quota may carry the labels of several domains, and is listed once for each.
     by_name = {(each.metadata.namespace, each.metadata.name): each for each in config_maps}
     return [("cluster", {"kind": "ConfigMap", **msgspec.to_builtins(each)}) for each in by_name.values()] + [

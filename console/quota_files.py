@@ -1,12 +1,13 @@
 """Quotas from files: found among manifests, and charged with the pods beside them as the webhook and controller do."""
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-import click
 from msgspec import Struct
 
+from console.errors import CommandError
 from console.manifests import Document, decode_document, mapping_at, pods_of, read_objects
 from console.offline_admission import DEFAULT_USER, OfflineQuotas, admit_offline, quotas_in_document
 from console.quota_status_view import QuotaStatus
@@ -14,7 +15,7 @@ from ledger.quota_config_maps import is_quota_config_map
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.catalogue import card_sizes_mib
-from vcuda.decision import Reason
+from vcuda.decision import Reason, printable
 from vcuda.ledger import Ledger, PodKey
 from vcuda.names import LEGACY_KEY, QUOTA_KEY
 from vcuda.quota import Quota, QuotaError, QuotaMistake
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from controller.pod_usage import PodUsage
 
 SourcedDocument = tuple[str, Document]
+RefusedPods = dict[str, dict[str, str]]
 
 
 class QuotasInFiles(Struct):
@@ -49,13 +51,22 @@ def find_quotas(documents: Iterable[SourcedDocument], configuration: Configurati
             for namespace, quota in quotas_in_document(document, file, configuration.memory_unit_mib):
                 result.quotas.setdefault(namespace or "default", []).append(quota)
                 if document.get("kind") and not has_quota_label(document, scheme):
-                    label = f'{scheme.names.quota_label}: "true"'
-                    result.warnings.append(
-                        QuotaWarning(quota.name, "metadata.labels", "not in force without its label", f"add {label}")
-                    )
+                    result.warnings.append(not_in_force(quota.name, document, scheme))
         except QuotaError as error:
             result.mistakes += error.mistakes
     return result
+
+
+def not_in_force(quota: str, document: Document, scheme: Scheme) -> QuotaWarning:
+    """Return the warning about a quota whose label is missing or has another value than "true"."""
+    labels = mapping_at(mapping_at(document, "metadata"), "labels")
+    key = next((names.quota_label for names in scheme.all_names if names.quota_label in labels), None)
+    if key is None:
+        remedy = f'add {scheme.names.quota_label}: "true"'
+        return QuotaWarning(quota, "metadata.labels", "not in force without its label", remedy)
+    value = printable(json.dumps(labels[key], default=str, ensure_ascii=False))
+    message = f'not in force: the label {key} must be the text "true", not {value}'
+    return QuotaWarning(quota, "metadata.labels", message, f'write {key}: "true"')
 
 
 def has_quota_label(document: Document, scheme: Scheme) -> bool:
@@ -70,8 +81,11 @@ def may_be_quota(document: Document, scheme: Scheme) -> bool:
     return not document.get("kind") or has_quota_label(document, scheme) or QUOTA_KEY in data or LEGACY_KEY in data
 
 
-def statuses_from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, QuotaStatus]:
-    """Charge the pods of files to the quotas in them, one after another, and return the status of each namespace."""
+def statuses_from_files(files: tuple[str, ...], loaded: Loaded) -> tuple[dict[str, QuotaStatus], RefusedPods]:
+    """Charge the pods of files to the quotas in them, one after another, and return the status of each namespace.
+
+    A status lists all pods that do not fit as `waiting`; the second value has those that would not even be created.
+    """
     from controller.accounting import top_holders  # noqa: PLC0415 - only loaded by this command
     from controller.quota_status import status_of  # noqa: PLC0415
 
@@ -79,17 +93,18 @@ def statuses_from_files(files: tuple[str, ...], loaded: Loaded) -> dict[str, Quo
     documents = read_objects(files)
     found = find_quotas(documents, configuration)
     if found.mistakes:
-        raise click.UsageError("\n".join(map(str, found.mistakes)))
+        raise CommandError("\n".join(map(str, found.mistakes)))
     charges = FileCharges(OfflineQuotas(found.quotas), documents, configuration)
     charges.charge_existing_pods()
     charges.charge_new_pods()
     for namespace, owners in charges.owners.items():
         ledger = charges.quotas.ledger(namespace)
         ledger.set_holders(top_holders(holders_of(ledger, owners)))
-    return {
-        namespace: status_of(charges.quotas.ledger(namespace), configuration.mode, charges.refused[namespace], {})
-        for namespace in charges.owners
-    }
+    statuses: dict[str, QuotaStatus] = {}
+    for name in charges.owners:
+        excess = charges.waiting[name] | charges.refused[name]
+        statuses[name] = status_of(charges.quotas.ledger(name), configuration.mode, excess, {})
+    return statuses, charges.refused
 
 
 class FileCharges:
@@ -98,7 +113,9 @@ class FileCharges:
     def __init__(self, quotas: OfflineQuotas, documents: list[SourcedDocument], configuration: Configuration) -> None:
         self.quotas, self._documents, self._configuration = quotas, documents, configuration
         self.owners: dict[str, dict[PodKey, str]] = {name: {} for name in quotas.namespaces}
-        self.refused: dict[str, dict[str, str]] = {name: {} for name in quotas.namespaces}
+        # Why pods do not fit, by namespace and name: existing ones wait, new ones are refused.
+        self.waiting: dict[str, dict[str, str]] = {name: {} for name in quotas.namespaces}
+        self.refused: RefusedPods = {name: {} for name in quotas.namespaces}
         self._existing = existing_pods(documents, configuration)
 
     def charge_existing_pods(self) -> None:
@@ -107,7 +124,7 @@ class FileCharges:
             pods = {key: pod for key, pod in self._existing.items() if pod.metadata.namespace == name}
             waiting = charge_existing(self.quotas.ledger(name), pods, self._documents, self._configuration)
             self.owners[name] |= {key: pod.owner for key, pod in pods.items()}
-            self.refused[name] |= {pods[key].metadata.name: str(reasons[0]) for key, reasons in waiting.items()}
+            self.waiting[name] |= {pods[key].metadata.name: str(reasons[0]) for key, reasons in waiting.items()}
 
     def charge_new_pods(self) -> None:
         """Admit the pods of manifests, except those of workloads whose pods are among the existing ones."""

@@ -1,13 +1,14 @@
 """The `gpu-quota-status` of namespaces: read from the cluster, and shown as a table."""
 
+from collections.abc import Container
 from typing import Any
 
-import click
 from rich.markup import escape
 from rich.table import Table
 
 from console.connecting import connect_cluster
-from console.printing import wide_console
+from console.errors import CommandError
+from console.printing import count_of, wide_console
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
 from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
@@ -32,7 +33,7 @@ def statuses_in_cluster(configuration: Configuration, namespace: str | None) -> 
         config_maps = cluster.list(CONFIG_MAPS, namespace or "", Selector(labels=STATUS_LABEL)).items
     except (ApiError, Unavailable) as error:
         hint = "" if namespace else "; name a namespace that you can read: quotient quota NAMESPACE"
-        raise click.UsageError(f"{error}{hint}") from None
+        raise CommandError(f"{error}{hint}") from None
     return {
         each.metadata.namespace: read_status(each.data.get(STATUS_KEY, ""))
         for each in config_maps
@@ -49,7 +50,8 @@ def read_status(text: str) -> QuotaStatus:
     return dict(status) if isinstance(status, dict) else {}
 
 
-def show_status(namespace: str, status: QuotaStatus, heading: str = "") -> None:
+def show_status(namespace: str, status: QuotaStatus, heading: str = "", refused: Container[str] = ()) -> None:
+    """Print a status; `refused` has the pods among its `waiting` that would not be created at all."""
     console = wide_console()
     mode = f" ({status['mode']})" if status.get("mode") == "audit" else ""
     console.print(f"{heading}[bold]{escape(namespace)}[/bold]{mode}", highlight=False)
@@ -62,8 +64,9 @@ def show_status(namespace: str, status: QuotaStatus, heading: str = "") -> None:
     console.print(table)
     for holder in status.get("holders", []):
         amounts = f"{holder['name']}: {holder['cores']} cores, {holder['memoryMiB']} MiB of {holder['model']}"
-        console.print(f"    held by {escape(amounts)} in {holder['pods']} pods", highlight=False)
+        console.print(f"    held by {escape(amounts)} in {count_of(holder['pods'], 'pod')}", highlight=False)
     for pod in status.get("waiting", []):
-        console.print(f"    [yellow]waiting[/yellow] {escape(pod['name'])}: {escape(pod['reason'])}", soft_wrap=True)
+        state = "refused" if pod["name"] in refused else "waiting"
+        console.print(f"    [yellow]{state}[/yellow] {escape(pod['name'])}: {escape(pod['reason'])}", soft_wrap=True)
     for note in status.get("notes", []):
         console.print(f"    [yellow]note[/yellow] {escape(note)}", highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ MOVED = {each.kind: each for each in WORKLOAD_KINDS if each.group}
 
 # The way to a field: keys of mappings and indexes of lists.
 Steps = tuple[str | int, ...]
+Unquoted = tuple[Steps, bool | int | float]
 
 
 class SchemaProblem(Struct, frozen=True):
@@ -23,13 +24,25 @@ class SchemaProblem(Struct, frozen=True):
     steps: Steps
 
 
-def schema_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
+def schema_problems(document: dict[str, Any], sources: Mapping[Steps, str] | None = None) -> Iterator[SchemaProblem]:
+    """Yield what the API server would reject; `sources` has values as they are written in the file."""
+    yield from version_problems(document)
+    for steps, value in unquoted_scalars(document):
+        yield string_expected(steps, value, (sources or {}).get(steps))
+
+
+def version_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
     kind = str(document.get("kind"))
     if document.get("apiVersion") in REMOVED_VERSIONS and kind in MOVED:
         yield version_removed(document["apiVersion"], kind)
         spec = mapping_within(document, ("spec",))
         if MOVED[kind].needs_selector and spec and not spec.get("selector"):
             yield selector_missing(kind)
+
+
+def unquoted_scalars(document: dict[str, Any]) -> Iterator[Unquoted]:
+    """Yield the numbers and booleans where the API accepts only strings, each with its path."""
+    kind = str(document.get("kind"))
     template = BY_KIND[kind].template if kind in BY_KIND else ()
     for root in dict.fromkeys(((), template)):
         inner = mapping_within(document, root)
@@ -49,14 +62,13 @@ def mapping_within(document: dict[str, Any], steps: tuple[str, ...]) -> dict[str
     return value if isinstance(value, dict) else {}
 
 
-def non_strings(values: dict[str, Any], steps: Steps) -> Iterator[SchemaProblem]:
-    """Find numbers and booleans where the API accepts only strings."""
+def non_strings(values: dict[str, Any], steps: Steps) -> Iterator[Unquoted]:
     for key, value in values.items():
         if isinstance(value, (bool, int, float)):
-            yield string_expected(f"{field_name(steps)}[{key}]", value, (*steps, key))
+            yield (*steps, key), value
 
 
-def non_string_variables(containers: Any, steps: Steps) -> Iterator[SchemaProblem]:  # noqa: ANN401 - any YAML value
+def non_string_variables(containers: Any, steps: Steps) -> Iterator[Unquoted]:  # noqa: ANN401 - any YAML value
     """Find environment variables whose name or value is not a string: YAML reads ON as a boolean."""
     for index, container in enumerate(containers if isinstance(containers, list) else ()):
         variables = container.get("env") if isinstance(container, dict) else None
@@ -64,8 +76,7 @@ def non_string_variables(containers: Any, steps: Steps) -> Iterator[SchemaProble
             for field in ("name", "value"):
                 value = variable.get(field) if isinstance(variable, dict) else None
                 if isinstance(value, (bool, int, float)):
-                    path = (*steps, index, "env", number, field)
-                    yield string_expected(field_name(path), value, path)
+                    yield (*steps, index, "env", number, field), value
 
 
 def field_name(steps: Steps) -> str:
@@ -77,14 +88,17 @@ def as_string(value: Any) -> str:  # noqa: ANN401
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def string_expected(field: str, value: Any, steps: Steps) -> SchemaProblem:  # noqa: ANN401
-    text, kind = printable(as_string(value)), "boolean" if isinstance(value, bool) else "number"
+def string_expected(steps: Steps, value: Any, source: str | None) -> SchemaProblem:  # noqa: ANN401
+    # Keys of annotations, labels and nodeSelector may contain dots; the fields of a variable do not.
+    field = field_name(steps) if steps[-3:-2] == ("env",) else f"{field_name(steps[:-1])}[{steps[-1]}]"
+    text, kind = printable(source or as_string(value)), as_string(value) if isinstance(value, bool) else "a number"
     reason = Reason(
         code=Code.TEXT_EXPECTED,
         field=field,
         value=text,
-        message=f"YAML reads this as a {kind}, and the API server accepts only a string here",
-        remedy=f'write it in quotes: "{text}"',
+        message=f"YAML reads this as {kind}, and the API server accepts only a string here",
+        # Quotes around the value that YAML read would rename ON to true.
+        remedy=f'write it in quotes: "{text}"' if source else "write the original text in quotes",
     )
     return SchemaProblem(reason, steps)
 

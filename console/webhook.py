@@ -8,7 +8,7 @@ from console.printing import as_yaml
 from settings.loading import Loaded
 
 
-@click.command()
+@click.command(short_help="Run the admission webhook.")
 @click.option(
     "--print-registration",
     metavar="URL|SERVICE",

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import yaml
 from msgspec import Struct
 
+from console.manifests import Document
+from console.schema_checks import Steps, unquoted_scalars
 from vcuda.strict_yaml import DocumentError, StrictLoader
 
 STEP = re.compile(r"\[([^\]]*)\]|([^.\[\]]+)")
-
-Steps = tuple[str | int, ...]
 
 
 class LocatedObject(Struct, frozen=True):
@@ -28,14 +28,32 @@ def locate_objects(text: str) -> list[LocatedObject]:
     return [LocatedObject(item) for node in nodes for item in expand_list_node(node)]
 
 
+def source_texts(documents: list[Document], text: str) -> list[dict[Steps, str]]:
+    """Return, for each document, the values that need quotes as they are written in the file."""
+    nodes = [location.node for location in locate_objects(text)]
+    if len(nodes) != len(documents):  # a List that is completed by a YAML merge
+        return [{} for _ in documents]
+    return [unquoted_values(document, node, text) for document, node in zip(documents, nodes, strict=True)]
+
+
+def unquoted_values(document: Document, node: yaml.Node, text: str) -> dict[Steps, str]:
+    """Return the values that need quotes as they are written in the file; without those that a YAML merge adds."""
+    values: dict[Steps, str] = {}
+    for steps, _ in unquoted_scalars(document):
+        scalar = deepest_node(node, steps)
+        if isinstance(scalar, yaml.ScalarNode):
+            values[steps] = text[scalar.start_mark.index : scalar.end_mark.index]
+    return values
+
+
 def is_empty(node: yaml.Node | None) -> bool:
     return node is None or node.tag == "tag:yaml.org,2002:null"
 
 
 def expand_list_node(node: yaml.Node) -> Iterator[yaml.Node]:
     kind, items = child(node, "kind"), child(node, "items")
-    if kind is not None and str(kind.value).endswith("List") and isinstance(items, yaml.SequenceNode):
-        for item in items.value:
+    if kind is not None and str(kind.value).endswith("List") and items is not None:
+        for item in items.value if isinstance(items, yaml.SequenceNode) else ():
             yield from expand_list_node(item)
     else:
         yield node

@@ -19,7 +19,7 @@ webhook:
   certificates: /etc/quotient/tls  # folder with tls.crt and tls.key, reloaded when they change
   serverName: ""            # name that the certificate must be valid for; empty: quotient-webhook.<systemNamespace>.svc
   clientCa: ""              # file of CAs; if set, clients need a certificate signed by one of them
-  clientNames: []           # common names that client certificates may have; empty: any
+  clientNames: []           # common names that client certificates may have; empty: any; needs clientCa
   shortPath: true           # answer /mutate and /validate without Flask: faster, with the same answers
   maxBodyMib: 8             # larger requests are rejected
   handshakeTimeoutS: 5      # for the TLS handshake
@@ -212,27 +212,41 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
 
     def problem(self) -> tuple[str, str] | None:
         """Return the path and the message of a mistake that the types cannot express; None if there is none."""
+        if mistake := self._name_problem():
+            return mistake
+        if self.webhook.client_names and not self.webhook.client_ca:
+            # Without a CA no client certificate is requested, and every client would be accepted.
+            return "webhook.clientNames", "needs webhook.clientCa"
+        if path := self._relative_path():
+            return path, "must be an absolute path"
+        try:
+            self.parse_default_quota()
+        except QuotaError as error:
+            mistakes = (": ".join(filter(None, (each.path, each.value, each.remedy))) for each in error.mistakes)
+            return "defaultQuota", "\n".join(mistakes)
+        return None
+
+    def _name_problem(self) -> tuple[str, str] | None:
         try:
             names_for(self.domain)
         except ValueError as error:
-            return "domain", str(error)
+            # The value is shown with the path already.
+            return "domain", str(error).removeprefix(f"{self.domain!r} ")
         if not NAMESPACE.fullmatch(self.system_namespace):
             return "systemNamespace", "must be a namespace's name: lower-case letters, digits and dashes"
         if self.system_namespace in SHARED_NAMESPACES:
             remedy = f"use a namespace for Quotient alone, such as {DEFAULT_SYSTEM_NAMESPACE}"
             return "systemNamespace", f"is shared with other workloads; {remedy}"
+        return None
+
+    def _relative_path(self) -> str | None:
+        """Return the first setting of the node plugin that is not an absolute path."""
         # Relative paths would depend on the working directory, which differs between image and checkout.
-        for path, folder in {
+        paths = {
             "nodePlugin.folder": self.node_plugin.folder,
             "nodePlugin.devicePlugins": self.node_plugin.device_plugins,
             "nodePlugin.podResources": self.node_plugin.pod_resources,
             "nodePlugin.hostRoot": self.node_plugin.host_root,
             "nodePlugin.cdi": self.node_plugin.cdi,
-        }.items():
-            if not folder.startswith("/"):
-                return path, "must be an absolute path"
-        try:
-            self.parse_default_quota()
-        except QuotaError as error:
-            return "defaultQuota", str(error)
-        return None
+        }
+        return next((path for path, folder in paths.items() if not folder.startswith("/")), None)

@@ -14,12 +14,14 @@ import msgspec
 from msgspec import Struct
 
 from settings.configuration import API_VERSION, KIND, Configuration
+from settings.reading import describe_read_error
 from vcuda.decision import printable
 from vcuda.decode_errors import DECODE_ERRORS, UNKNOWN_FIELD, describe_decode_error
 from vcuda.decoding import convert
 from vcuda.strict_yaml import DocumentError, parse_documents
 
 PREFIX = "QUOTIENT_"
+FLAG = "--set "
 WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -53,9 +55,9 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Iterable[str]
         if not separator:
             raise ConfigurationError(f"--set {flag}: write PATH=VALUE, such as --set log.level=debug")
         if path not in known:
-            raise ConfigurationError(f"--set {flag}: {path} is not a known field{suggestion(path)}")
+            raise ConfigurationError(f"--set {flag}: {path} {describe_unknown(path)}")
         set_value(values, path, parse_scalar(text, known[path]))
-        sources[path] = f"--set {path}"
+        sources[path] = f"{FLAG}{path}"
     return Loaded(decode(values, sources, file), sources)
 
 
@@ -63,10 +65,8 @@ def read_file(file: Path) -> dict[str, Any]:
     """Read a file that has to be one YAML document of our apiVersion and kind."""
     try:
         documents = parse_documents(file.read_text())
-    except OSError as error:
-        raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{file}: cannot be read: not UTF-8 text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: {describe_read_error(error)}") from None
     except DocumentError as error:
         raise ConfigurationError(f"{file}: {error}") from None
     head = f"apiVersion: {API_VERSION} and kind: {KIND}"
@@ -91,6 +91,8 @@ def decode(values: dict[str, Any], sources: Mapping[str, str], file: Path | None
         # An entry of a list has the source of the whole list.
         source = sources.get(path.partition("[")[0]) or (str(file) if file else "configuration")
         value = format_value(lookup(values, path)) if path else ""
+        if source.startswith(FLAG):  # names the path already
+            return ConfigurationError(f"{FLAG}{path}: {value}{message}")
         return ConfigurationError(f"{source}: {path or 'configuration'}: {value}{message}")
 
     try:
@@ -121,11 +123,18 @@ def choices_of(path: str) -> list[str]:
     return sorted(get_args(kind)) if get_origin(kind) is Literal else []
 
 
+def describe_unknown(path: str) -> str:
+    """Return why a path cannot be set: it is a section, or unknown."""
+    fields = [known.removeprefix(f"{path}.") for known in value_paths(Configuration) if known.startswith(f"{path}.")]
+    if fields:
+        return f"is a section with {', '.join(dict.fromkeys(field.partition('.')[0] for field in fields))}"
+    return f"{UNKNOWN_FIELD}{suggestion(path)}"
+
+
 def suggestion(path: str) -> str:
-    """Return the known path that is closest to a misspelled one, or all of them if none is close."""
-    paths = value_paths(Configuration)
-    close = difflib.get_close_matches(path, paths, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known fields are {', '.join(paths)}"
+    """Return the known path that is closest to a misspelled one, or where to find all of them if none is close."""
+    close = difflib.get_close_matches(path, value_paths(Configuration), n=1)
+    return f"; did you mean {close[0]}?" if close else "; see quotient config"
 
 
 def is_section(kind: Any) -> bool:  # noqa: ANN401 - a type annotation, which need not be a class

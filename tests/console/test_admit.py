@@ -126,13 +126,14 @@ def test_yaml_output_is_the_documents_as_they_would_be_stored() -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "expected"),
     [
-        (("admit", "/none.yaml"), None, "/none.yaml: cannot be read"),
+        (("admit", "/none.yaml"), None, "/none.yaml: no such file"),
         (("admit", "-"), "a: {", "invalid YAML"),
         (("admit", "-"), "", "no document in it"),
         (("admit", "-"), "- 1", "is not a Kubernetes object"),
+        (("admit", "-"), "a: b", "-: not a Kubernetes object: kind is missing"),
         (("admit",), None, "FILE"),
-        (("admit", "-", "--quota", "/none.yaml"), "a: b", "/none.yaml: cannot be read"),
-        (("lint", "/none.yaml"), None, "/none.yaml: cannot be read"),
+        (("admit", "-", "--quota", "/none.yaml"), "a: b", "/none.yaml: no such file"),
+        (("lint", "/none.yaml"), None, "/none.yaml: no such file"),
     ],
 )
 def test_wrong_usage_exits_with_2_and_names_the_file(
@@ -289,12 +290,12 @@ def test_lint_writes_one_json_finding_per_line() -> None:
     ("text", "line", "expected"),
     [
         ("a: {\n", 2, "invalid YAML"),
-        ("kind: Pod\nkind: Pod\n", 2, "duplicate key 'kind'; remove one"),
+        ("kind: Pod\nkind: Pod\n", 2, "duplicate key 'kind'; remove one [ObjectInvalid]"),
         ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", 1, "metadata: is required"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: {a: b}\n",
             5,
-            "spec.containers: must be a list, not an object",
+            "spec.containers: must be a list, not an object; check it with: kubectl explain pod.spec.containers",
         ),
     ],
 )
@@ -303,6 +304,77 @@ def test_a_file_without_a_valid_object_is_reported_with_its_line(text: str, line
     assert done.exit_code == 1
     assert done.output.startswith(f"-:{line}: ")
     assert expected in done.output
+
+
+def quota_config_map(text: str, namespace: str | None = None) -> str:
+    labels = {NAMES.quota_label: "true"}
+    metadata = {"name": "q", "labels": labels, **({"namespace": namespace} if namespace else {})}
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": text}}
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+@pytest.mark.parametrize("namespace", [None, "team"])
+def test_quotas_are_checked_like_pods(namespace: str | None) -> None:
+    invalid = quota_config_map("types: {A100: {core: 1}}", namespace)
+    done = run("admit", "-", stdin=invalid)
+    assert done.exit_code == 1
+    assert "ConfigMap q: refused" in done.output
+    assert f"{namespace or 'default'}/q: types.A100.core: 'core': invalid quota" in done.output
+    done = run("lint", "-", stdin=invalid)
+    assert done.exit_code == 1
+    line = next(number for number, text in enumerate(invalid.splitlines(), 1) if "quota.yaml" in text)
+    assert done.output.startswith(f"-:{line}: ")
+    done = run("admit", "-", stdin=quota_config_map("types: {A100: {cores: 1}}", namespace))
+    assert (done.exit_code, done.output) == (0, "ConfigMap q: allowed\n")
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap"])
+def test_other_kinds_are_named_as_not_checked(kind: str) -> None:
+    done = run("admit", "-", stdin=f"apiVersion: v1\nkind: {kind}\nmetadata: {{name: x}}\n")
+    assert done.exit_code == 0
+    assert done.output == f"{kind} x: not checked (Quotient checks Pods, workloads and quotas)\n"
+
+
+@pytest.mark.parametrize(("written", "read"), [("ON", "true"), ("yes", "true"), ("off", "false"), ("0x10", "a number")])
+def test_a_value_without_quotes_is_shown_as_it_is_written(written: str, read: str) -> None:
+    text = OLD.replace("apiVersion: extensions/v1beta1", "apiVersion: apps/v1").replace("name: ON", f"name: {written}")
+    done = run("lint", "-", stdin=text)
+    field = "spec.template.spec.containers[0].env[1].name"
+    message = f"YAML reads this as {read}, and the API server accepts only a string here"
+    assert f"{field}: '{written}': {message}; write it in quotes: \"{written}\" [TextExpected]" in done.output
+    done = run("admit", "-", stdin=text)
+    assert f"{field}: '{written}': {message}\n    write it in quotes: \"{written}\"\n" in done.output
+
+
+def test_a_value_that_a_merge_adds_is_shown_as_it_is_read() -> None:
+    text = README.replace("    tencent.com/vcuda-core-limit: 50   # no quotes\n", "    <<: {a: yes}\n")
+    done = run("admit", "-", stdin=text)
+    assert "metadata.annotations[a]: 'true': YAML reads this as true" in done.output
+    assert "write the original text in quotes" in done.output
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (pod(container(limits={CORE: True})), "spec.containers[0]"),
+        (workload(pod(container(limits={CORE: True}))), "spec.template.spec.containers[0]"),
+        (
+            workload(pod(container(limits={CORE: True})), "CronJob", "batch/v1", schedule="x"),
+            "spec.jobTemplate.spec.template.spec.containers[0]",
+        ),
+    ],
+    ids=["Pod", "Deployment", "CronJob"],
+)
+def test_an_amount_that_is_no_quantity_is_named_by_its_key(document: dict[str, Any], field: str) -> None:
+    done = run("lint", "-", stdin=json.dumps(document))
+    expected = f"{field}.resources.limits[{CORE}]: 'true': is not a quantity; write a number such as 50 [ObjectInvalid]"
+    assert expected in done.output
+
+
+@pytest.mark.parametrize("items", ["", "{}", "[]"])
+def test_an_empty_list_has_no_findings(items: str) -> None:
+    done = run("lint", "-", stdin=f"apiVersion: v1\nkind: List\nitems: {items}\n")
+    assert (done.exit_code, done.output) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,28 @@ def test_help_lists_every_command_and_where_to_start() -> None:
         command = main.get_command(context, name)
         assert command is not None
         assert command.help, f"{name} has no help"
+        assert command.short_help, f"{name} has no short help"
+    assert "..." not in done.output.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "log.level=loud", "config"), "--set log.level: 'loud': must be one of debug, error, info, warning"),
+        (("admit", "/none.yaml"), "/none.yaml: no such file"),
+        (("quota",), "no kubeconfig found; set KUBECONFIG, or --set cluster.kubeconfig=FILE"),
+        (
+            ("--set", "cluster.kubeconfig=/none", "doctor"),
+            "kubeconfig /none: missing or empty; set KUBECONFIG, or --set cluster.kubeconfig=FILE",
+        ),
+    ],
+    ids=["configuration", "file", "no kubeconfig", "missing kubeconfig"],
+)
+def test_an_error_that_is_not_wrong_usage_prints_no_usage(arguments: tuple[str, ...], message: str) -> None:
+    nowhere = {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "", "HOME": "/none"}
+    done = run(*arguments, env=nowhere)
+    assert done.exit_code == 2
+    assert done.output == f"Error: {message}\n"
 
 
 def test_version_is_that_of_the_package() -> None:
@@ -58,6 +80,10 @@ def test_version_is_that_of_the_package() -> None:
 def test_config_shows_values_and_where_they_come_from() -> None:
     table = run("config", env={"QUOTIENT_LOG_LEVEL": "debug"})
     assert any({"log.level", "debug", "QUOTIENT_LOG_LEVEL"} <= set(line.split()) for line in table.output.splitlines())
+    rows = {line.split()[0]: line.split() for line in table.output.splitlines()}
+    assert rows["webhook.schedulerAliases"][1] == "[gpu-scheduler]"
+    assert rows["webhook.binders"][1] == "[]"
+    assert rows["webhook.shortPath"][1] == "true"
     values = json.loads(run("--set", "memoryUnitMiB=1", "config", "-o", "json").output)
     assert values["memoryUnitMiB"] == 1
     assert values["apiVersion"] == "quotient.dev/v1"
@@ -109,15 +135,19 @@ def test_local_applies_manifests_and_reports_what_it_ignores(tmp_path: Path) -> 
     binary.write_bytes(b"\x80\xff")
     good.write_text(manifest("mine", **{"nano-gpu/gpu-percent": 20}))
     bad.write_text("a: {")
-    other.write_text("kind: Deployment\n---\n- 1\n---\n" + manifest("Not_A_Name") + "\n---\nkind: Pod\nmetadata: x\n")
+    other.write_text(
+        "kind: Deployment\n---\n- 1\n---\na: b\n---\n" + manifest("Not_A_Name") + "\n---\nkind: Pod\nmetadata: x\n"
+    )
     done = run("local", "--once", *map(str, (good, bad, other, binary)))
     assert done.exit_code == 0, done.output
     assert "mine" in done.output
     assert "bad.yaml: line 1" in done.output
+    assert "requested as" in done.output
     assert "other.yaml: Deployment is ignored" in done.output
+    assert done.output.count("other.yaml: not a Kubernetes object: kind is missing") == 2
     assert "not a DNS name" in done.output
     assert "other.yaml: Pod in version v1 cannot be handled" in done.output
-    assert "binary: cannot be read" in done.output
+    assert "binary: not UTF-8 text" in done.output
 
 
 def test_local_shows_names_unchanged(tmp_path: Path) -> None:
@@ -154,7 +184,7 @@ def test_local_runs_until_sigterm_and_applies_changed_files(tmp_path: Path) -> N
         os.utime(file, (1, 1))
         eventually(lambda: "all of 2 cards" in log.read_text(), "the second picture")
         file.unlink()
-        eventually(lambda: "cannot be read" in log.read_text(), "the missing file to be named")
+        eventually(lambda: f"{file}: no such file" in log.read_text(), "the missing file to be named")
         running.terminate()
         assert running.wait(20) == 0
     finally:

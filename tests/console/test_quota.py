@@ -47,7 +47,7 @@ def test_pods_of_files_are_charged_to_the_quotas_in_them(tmp_path: Path) -> None
     assert status["holders"][0]["name"] == "Deployment/web"
     assert "short by 30" in status["waiting"][0]["reason"]
     shown = run(tmp_path, "-f", "FILE", documents=documents).output
-    for part in ("team/q", "A100", "120", "held by Deployment/web: 100 cores", "waiting web-2"):
+    for part in ("team/q", "A100", "120", "held by Deployment/web: 100 cores", "refused web-2"):
         assert part in shown
 
 
@@ -160,6 +160,38 @@ def test_a_quota_in_a_file_is_recognized_as_in_a_cluster(tmp_path: Path) -> None
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
     modern = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": "types: {}"}}
     assert run(tmp_path, "lint", "FILE", documents=(json.dumps(modern),)).exit_code == 0
+
+
+LABELS = {
+    "missing": ({}, 'not in force without its label; add inspur.com/gpu-quota: "true"'),
+    "a boolean": (
+        {NAMES.quota_label: True},
+        'not in force: the label inspur.com/gpu-quota must be the text "true", not true; write',
+    ),
+    "another word": (
+        {NAMES.quota_label: "yes"},
+        'not in force: the label inspur.com/gpu-quota must be the text "true", not "yes"; write',
+    ),
+}
+
+
+@pytest.mark.parametrize(("labels", "expected"), LABELS.values(), ids=LABELS.keys())
+def test_a_quota_without_its_label_is_not_in_force(tmp_path: Path, labels: dict[str, Any], expected: str) -> None:
+    document = json.loads(config_map("types: {T4: {cores: 1}}"))
+    document["metadata"]["labels"] = labels
+    done = run(tmp_path, "lint", "FILE", documents=(json.dumps(document),))
+    assert done.exit_code == 0
+    assert expected in done.output
+
+
+def test_counts_are_worded_by_their_number(tmp_path: Path) -> None:
+    quotas = config_map("types: {A100: {cores: 120}}")
+    assert (
+        "50 cores, 7680 MiB of A100 in 1 pod\n" in run(tmp_path, "-f", "FILE", documents=(quotas, deployment(1))).output
+    )
+    assert run(tmp_path, "lint", "FILE", documents=(quotas,)).output == "1 quota, no problems\n"
+    empty = run(tmp_path, "lint", "FILE", documents=(deployment(1),))
+    assert (empty.exit_code, empty.output) == (0, f"no quota in {tmp_path / 'all.yaml'}\n")
 
 
 def test_quotas_of_several_namespaces_are_added_up(tmp_path: Path) -> None:
