@@ -319,7 +319,7 @@ def test_quotas_are_checked_like_pods(namespace: str | None) -> None:
     done = run("admit", "-", stdin=invalid)
     assert done.exit_code == 1
     assert "ConfigMap q: refused" in done.output
-    assert f"{namespace or 'default'}/q: types.A100.core: 'core': invalid quota" in done.output
+    assert f"{namespace or 'default'}/q: types.A100.core: invalid quota" in done.output
     done = run("lint", "-", stdin=invalid)
     assert done.exit_code == 1
     line = next(number for number, text in enumerate(invalid.splitlines(), 1) if "quota.yaml" in text)

@@ -115,7 +115,7 @@ INVALID_FILES = {
     ),
     "an invalid default quota": (
         HEAD + "defaultQuota: 'types: {A100: {core: 1}}'\n",
-        "defaultQuota: 'types: {A100: {core: 1}}': types.A100.core: core: unknown field",
+        "defaultQuota: 'types: {A100: {core: 1}}': types.A100.core: unknown field",
     ),
     "another version": (
         "apiVersion: quotient.dev/v9\nkind: Configuration\n",
