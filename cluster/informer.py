@@ -205,9 +205,9 @@ class Informer(Generic[T]):
         if self._convert is None:
             self._apply(change.object, deleted=is_deleted)
             return
-        convert = self._try_convert(change.object)
-        if convert is not None:
-            self._apply(convert, deleted=is_deleted)
+        converted = self._try_convert(change.object)
+        if converted is not None:
+            self._apply(converted, deleted=is_deleted)
         elif (cached := self._objects.get(name_of(change.object))) is not None:
             self._apply(cached, deleted=True)
 
@@ -217,7 +217,7 @@ class Informer(Generic[T]):
         except Exception:  # one malformed object must not keep all others out of the cache
             self.handler_errors += 1
             self._log.exception("convert_failed", object="/".join(name_of(item)))
-            # An object that cannot be convert still exists: keep its last good state.
+            # An object that cannot be converted still exists: keep its last good state.
             return self._objects.get(name_of(item))
 
     def _replace(self, items: Iterable[T]) -> None:

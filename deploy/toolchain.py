@@ -1,7 +1,7 @@
 """Helm and Kubernetes' own programs, built from source once per machine and cached outside the checkout.
 
 Release binaries may not be downloadable where this runs, but the Go module proxy usually is: a main module of a few
-lines requires `k8s.io/kubernetes`, and its commands are built from there. On two cores that takes about seven minutes;
+lines requires `k8s.io/kubernetes`, and its commands are built from there. On two cores that takes about six minutes;
 all checkouts on the machine share the result.
 """
 

@@ -22,7 +22,7 @@ from nodeplugin.checkpoint import (
     write_checkpoint,
 )
 from nodeplugin.device_ids import Resource
-from nodeplugin.injection import Injector
+from nodeplugin.injection import Injector, mode_of
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus, sum_usage
@@ -172,7 +172,7 @@ class AllocationStore:
             # A response of another container, stored here by a mistake of the kubelet's, is not evidence.
             if token and owner == owner_annotation(uid, each.container):
                 tokens[each.container] = token
-                modes[each.container] = "cdi" if response.cdi_devices else "native"
+                modes[each.container] = mode_of(response)
                 placed |= decode_placement(response.annotations.get(RESPONSE_PLACEMENT, "")) or {}
         if not tokens or any(name not in placed for name in tokens):
             return None

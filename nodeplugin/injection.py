@@ -30,7 +30,7 @@ from vcuda.vocabulary import CORES_PER_CARD
 LIMITS_VERSION = 1
 LIMITS_FILE, LIMITS_PATH = "limits.json", "/etc/quotient"
 DRIVER_PATH = "/usr/local/nvidia"
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+VISIBLE, CAPABILITIES = "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"
 CDI_VERSION = "0.5.0"
 # The first runtimes that read CDI files without being configured to, and the first kubelet in which CDI devices of
 # plugins are generally available.
@@ -76,6 +76,14 @@ def major_minor(version: str) -> tuple[int, int]:
     """Return the first two numbers of a version; (0, 0) if it has none, which is older than anything."""
     match = VERSION_NUMBERS.search(version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def mode_of(response: api.ContainerAllocateResponse) -> InjectionMode:
+    """Return the mode in which a response was built."""
+    if response.cdi_devices:
+        return "cdi"
+    # By the variable, not by the absence of driver mounts: `native` has none either while there is no driver.
+    return "nvidia-runtime" if CAPABILITIES in response.envs else "native"
 
 
 class Injector:
@@ -184,7 +192,7 @@ class Injector:
         # In responses these are only defaults: the kubelet lets the pod's own variables win.
         visible = {VISIBLE: ",".join(given.uuid for given in slices)}
         if self.mode == "nvidia-runtime":
-            return visible | {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+            return visible | {CAPABILITIES: "compute,utility"}
         return visible | {"LD_LIBRARY_PATH": f"{DRIVER_PATH}/lib64"}
 
     def _gpu_manager_annotations(self, slices: Sequence[GpuSlice], cards: Sequence[Card]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from cluster.backoff import Backoff
 from cluster.errors import ApiError, Conflict, NotFound, Rejected
 from cluster.events import WARNING, EventRecorder
 from cluster.informer import Informer
@@ -23,7 +24,8 @@ from vcuda.inventory import Gpu, encode_inventory
 from vcuda.names import MIG_RESOURCE_PREFIX, MIXED_MODELS, NODE_PLUGIN, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
 from vcuda.placement_annotation import encode_placement
 
-RETRY_S = 5.0
+# Every node has a publisher, and all of them fail at the same moment if the API server restarts.
+RETRY_BACKOFF = Backoff(first_s=5.0, max_s=30.0)
 # Reasons of events on the Node. Users filter by them, so they must not change.
 OFFERED_TWICE, UNHEALTHY, RECOVERED = "GPUsOfferedTwice", "GPUUnhealthy", "GPUHealthy"
 
@@ -118,10 +120,12 @@ class NodePublisher:
         }
 
     def _run(self) -> None:
+        failures = 0
         while not self._stopping.is_set():
             # A list, not a generator: the second step runs even if the first one fails.
             done = all([self._attempt(self._publish_node), self._attempt(self._write_placements)])
-            self._wake.wait(None if done else RETRY_S)
+            failures = 0 if done else failures + 1
+            self._wake.wait(None if done else RETRY_BACKOFF.delay_s(failures))
             self._wake.clear()
 
     def _attempt(self, step: Callable[[], bool]) -> bool:

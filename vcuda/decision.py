@@ -55,10 +55,15 @@ class Reason(Struct, frozen=True, omit_defaults=True, kw_only=True):
     remedy: str
     numbers: dict[str, int] = {}
 
-    def __str__(self) -> str:
+    @property
+    def problem(self) -> str:
+        """The reason without its remedy, for warnings: their length is limited."""
         # A reason about something that is missing has no value.
         value = f"{self.value!r}: " if self.value else ""
-        return f"{self.field}: {value}{self.message}; {self.remedy}"
+        return f"{self.field}: {value}{self.message}"
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
 
 
 class Decision(Struct, frozen=True):

@@ -8,6 +8,8 @@ DEFAULT_UNIT_MIB = 256
 # units: the size does. No pod requests a million units, nor 64 TiB in smaller units, and none so few bytes.
 MIN_BYTES = 10**6
 MIN_BYTES_MIB = 64 * 2**20
+# A CUDA context takes about this much before the program allocates anything.
+MIN_USEFUL_MIB = 512
 
 
 def bytes_from(unit_mib: int) -> int:

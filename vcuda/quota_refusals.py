@@ -19,6 +19,8 @@ from vcuda.vocabulary import CORES_PER_CARD
 
 # Enough to know whom to ask; kubectl shows a refusal as one paragraph.
 MAX_HOLDERS_NAMED = 3
+# How Kubernetes' own refusals for a quota begin.
+EXCEEDED = "exceeded quota: "
 
 
 class RemedyContext(Struct, frozen=True):
@@ -40,7 +42,7 @@ def quota_exceeded(key: LimitKey, amounts: Amounts, model: GpuModel, usage: Quot
     if line not in (ALL_TYPES, model.name):
         # The pod may have named the family, or nothing: say for which product it would have been charged.
         scope += f" (as {model.name})"
-    message = f"exceeded quota: asked {asked} {EXPLAINED_UNITS[dimension]} {scope}; "
+    message = f"{EXCEEDED}asked {asked} {EXPLAINED_UNITS[dimension]} {scope}; "
     message += f"used {used}, reserved {reserved}, hard {hard}: short by {short}"
     if used + reserved > hard:
         # Happens when a quota is lowered, and to pods that were running before there was one.
@@ -57,7 +59,7 @@ def quota_exceeded(key: LimitKey, amounts: Amounts, model: GpuModel, usage: Quot
         message=message,
         # Waiting does not help a pod that asks for more than the whole quota.
         remedy=exceeded_remedy(key, largest, short if asked <= hard else 0),
-        # For programs, in `details.causes` of the API server's answer.
+        # For programs, in the webhook's /decisions.
         numbers={"asked": asked, "used": used, "reserved": reserved, "hard": hard, "short": short},
     )
 

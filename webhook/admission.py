@@ -109,7 +109,7 @@ class AdmissionOutcome(Struct, frozen=True):
 
 
 def audit_warning(reason: Reason) -> str:
-    return truncate_warning(f"audit: would be refused: {reason}")
+    return truncate_warning(f"audit: would be refused: {reason.problem}")
 
 
 class Admission:

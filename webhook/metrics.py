@@ -1,6 +1,6 @@
 """Metrics of the webhook; their names are in this module only.
 
-Counting is part of every decision, so it updates plain numbers under one lock. They are convert to Prometheus'
+Counting is part of every decision, so it updates plain numbers under one lock. They are converted to Prometheus'
 metric families only when `/metrics` is read.
 """
 

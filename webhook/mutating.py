@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vcuda.decision import printable
+from vcuda.memory_units import MIN_USEFUL_MIB, bytes_from, is_in_bytes
 from vcuda.names import (
     ANCESTOR_POOL_LABELS,
     MIRROR_ANNOTATION,
@@ -20,7 +21,8 @@ from vcuda.names import (
 )
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod import ResourceList, Resources
-from vcuda.quantity import QuantityError, parse_quantity
+from vcuda.quantity import Family, QuantityError, parse_quantity
+from vcuda.request import resources_of
 from vcuda.vocabulary import Share
 from webhook.admission_config import AdmissionConfig
 from webhook.objects import AdmittedContainer, AdmittedSpec, Affinity, NodeAffinity, NodeSelector, Pod, Term
@@ -51,6 +53,7 @@ def rewrite(
         for pointer, container in containers_of(pod.spec):
             share = shares.get(container.name)
             if share is not None:
+                warn_of_bytes(pointer, container, share, config, patch)
                 rewrite_resources(pointer, container, share, config, patch)
             clean_environment(pointer, container, patch, has_gpu=share is not None)
         rewrite_annotations(pod, parsed, config, patch)
@@ -82,7 +85,35 @@ def remove_owned_annotations(pod: Pod, parsed: ParsedPod, config: AdmissionConfi
         if not config.owns_annotation(key) or (key == config.names.limits and parsed.request.is_gpu):
             continue
         patch.annotate(key, None)
-        patch.warn(f"{patch.field_prefix}metadata.annotations[{key}] is removed: only Quotient may write it")
+        if key in (config.names.limits, config.names.placement):
+            why = "only Quotient may write it"
+        else:
+            why = "it belongs to gpu-manager's scheduler, which Quotient replaces"
+        patch.warn(f"{patch.field_prefix}metadata.annotations[{key}] is removed: {why}")
+
+
+def warn_of_bytes(
+    pointer: str, container: AdmittedContainer, share: Share, config: AdmissionConfig, patch: PatchBuilder
+) -> None:
+    """Warn about a plain number that is read as bytes because of its size, and is a useless amount of them.
+
+    Here and not with the other warnings about memory: those see the rewritten pod, which no longer has the number.
+    """
+    unit_mib, key = config.scheme.unit_mib, config.names.memory
+    memory_mib = share.memory_units * unit_mib
+    if share.whole_cards or share.memory_follows_cores or memory_mib >= MIN_USEFUL_MIB:
+        return
+    limits, requests = resources_of(container)
+    written = limits.get(key, requests.get(key))
+    if written is None:
+        return
+    amount = parse_quantity(written)
+    if amount.family is not Family.BINARY and is_in_bytes(amount, unit_mib):
+        # As a plain number: the API server has rewritten 1000000 to 1M.
+        patch.warn(
+            f"{patch.field_prefix}{field_of(pointer)}.resources: {key} '{amount.whole}' is read as bytes (numbers from "
+            f"{bytes_from(unit_mib)} on are), rounded up to {memory_mib} MiB; 1 is {unit_mib} MiB"
+        )
 
 
 def rewrite_resources(

@@ -22,7 +22,13 @@ from webhook.objects import Owner
 from webhook.review import Request
 
 # Refusals that depend on the namespace's quota. Mistakes in the pod itself are refused with the workload already.
-REPORTED_CODES = (Code.QUOTA_EXCEEDED, Code.MODEL_NOT_GRANTED, Code.POOL_NOT_GRANTED, Code.LEDGER_NOT_OPEN)
+REPORTED_CODES = (
+    Code.QUOTA_EXCEEDED,
+    Code.CARD_UNKNOWN,
+    Code.MODEL_NOT_GRANTED,
+    Code.POOL_NOT_GRANTED,
+    Code.LEDGER_NOT_OPEN,
+)
 MAX_QUEUED = 256
 # Controllers retry a refused pod every few seconds at first; one event per owner and reason in this time is enough.
 MIN_INTERVAL_S = 30.0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from vcuda.decision import printable
+from vcuda.memory_units import MIN_USEFUL_MIB, units_for
 from vcuda.request import ContainerRequest
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of
@@ -10,8 +11,6 @@ from webhook.objects import AdmittedMetadata, Pod
 from webhook.patching import field_of
 from webhook.pod_parsing import ParsedPod
 
-# A CUDA context takes about this much before the program allocates anything.
-MIN_USEFUL_MIB = 512
 # No card has that much: the user counted MiB where the resource counts memory units.
 MAX_PLAUSIBLE_MIB = 512 * 1024
 
@@ -29,7 +28,7 @@ def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig) -> list[s
         if container.security_context is not None and container.security_context.privileged:
             warnings.append(
                 f"{field_of(pointer)}.securityContext.privileged: a privileged container can access every GPU of its "
-                "node, and its GPU limits are not enforced"
+                "node"
             )
     if pod.spec.resource_claims:
         warnings.append("spec.resourceClaims: GPUs allocated by resource claims are not charged to any Quotient quota")
@@ -38,19 +37,31 @@ def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig) -> list[s
 
 def memory_warning(request: ContainerRequest, config: AdmissionConfig) -> str:
     """Return a warning about a container's amount of memory, or an empty string."""
-    unit_mib, share = config.scheme.unit_mib, request.share
-    memory_mib = share.memory_units * unit_mib
+    share = request.share
     if share.whole_cards:
         # One unit per card is what the webhook itself adds to whole cards.
-        if share.memory_units <= share.whole_cards:
-            return ""
-        problem = "is a minimum, not a limit: whole GPUs come with all of their memory"
-    elif share.memory_follows_cores or MIN_USEFUL_MIB <= memory_mib <= MAX_PLAUSIBLE_MIB:
-        return ""
+        is_usual = share.memory_units <= share.whole_cards
     else:
-        size = "less than a CUDA context needs" if memory_mib < MIN_USEFUL_MIB else "more than any GPU has"
-        problem = f"is {size}; 1 {config.names.memory} is {unit_mib} MiB"
-    return f"container {printable(request.name)}: {memory_mib} MiB of GPU memory {problem}"
+        memory_mib = share.memory_units * config.scheme.unit_mib
+        is_usual = share.memory_follows_cores or MIN_USEFUL_MIB <= memory_mib <= MAX_PLAUSIBLE_MIB
+    return "" if is_usual else f"container {printable(request.name)}: {memory_problem(request, config)}"
+
+
+def memory_problem(request: ContainerRequest, config: AdmissionConfig) -> str:
+    units, unit_mib, key = request.share.memory_units, config.scheme.unit_mib, config.names.memory
+    memory_mib = units * unit_mib
+    size = f"{memory_mib} MiB of GPU memory"
+    if request.share.whole_cards:
+        return f"{size} is a minimum, not a limit: whole GPUs come with all of their memory"
+    if memory_mib < MIN_USEFUL_MIB:
+        return f"{size} is less than a CUDA context needs; 1 {key} is {unit_mib} MiB"
+    if unit_mib == 1 or request.vocabulary != config.scheme.vocabularies[0].name:
+        # In other vocabularies the number was not written as a count of these units.
+        return f"{size} is more than any GPU has"
+    return (
+        f"{key}: {units} is {memory_mib} MiB (1 is {unit_mib} MiB), more than any GPU has; "
+        f"for {units} MiB write {units_for(units, unit_mib)}"
+    )
 
 
 def misplaced_annotations(metadata: AdmittedMetadata, config: AdmissionConfig, field_prefix: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED_ANNOTATION
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod_options import PodOptions
+from vcuda.quota_refusals import EXCEEDED
 from vcuda.quota_usage import QuotaUsage
 from vcuda.workload_kinds import BY_GROUP_KIND, CRON_JOB_TEMPLATE
 from webhook.admission_config import AdmissionConfig
@@ -180,5 +181,11 @@ def quota_warnings(planned: PlannedPods, usage: QuotaUsage) -> tuple[str, ...]:
         return ()
     together = replace(planned.demand, count=planned.count)
     reasons = fit_charge(usage, together, planned.options, planned.cards).reasons
-    detail = f": {reasons[0].message}" if reasons else ""
-    return (truncate_warning(f"only {fitting} of {planned.count} pods fit the namespace's quota now{detail}"),)
+    if planned.count == 1:
+        fact = "the pod does not fit the namespace's quota now"
+    elif not fitting:
+        fact = f"none of the {planned.count} pods fits the namespace's quota now"
+    else:
+        fact = f"only {fitting} of {planned.count} pods fit the namespace's quota now"
+    detail = f": {reasons[0].problem.replace(EXCEEDED, '', 1)}" if reasons else ""
+    return (truncate_warning(fact + detail),)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import ContainerAllocation
 from nodeplugin.host_driver import DeviceNode, HostDriver
-from nodeplugin.injection import Injector, detect_mode
+from nodeplugin.injection import Injector, detect_mode, mode_of
 from nodeplugin.pods import BoundPod
 from tests.nodeplugin.builders import CARD_MIB, bound, card, mig_part
 from vcuda.injection_modes import InjectionMode
@@ -463,6 +463,14 @@ def test_cdi_returns_one_device_and_writes_the_rest_to_a_file(make: MakeBench) -
         inside: f"{bench.folder}/{outside}" for inside, outside in MOUNTED.items()
     }
     assert all("ro" in each["options"] for each in edits["mounts"])
+
+
+@needs_root
+@pytest.mark.parametrize("mode", ["native", "cdi", "nvidia-runtime"])
+def test_the_mode_is_recognized_in_a_response(make: MakeBench, mode: InjectionMode) -> None:
+    """A lost allocation is rebuilt from the response in the kubelet's checkpoint."""
+    bench = make(mode)
+    assert mode_of(bench.injector.build_response(POD, "a", bench.allocation(), HALF)) == mode
 
 
 @needs_root

@@ -90,6 +90,9 @@ def test_a_cluster_in_audit_mode_only_warns(make_caller: MakeCaller) -> None:
     assert answer.allowed
     assert len(answer.warnings) == 2
     assert all(warning.startswith("audit: would be refused: ") for warning in answer.warnings)
+    # A remedy would be cut in the middle: warnings have at most 250 characters.
+    assert any("spec.nodeName: 'n': " in warning for warning in answer.warnings)
+    assert not any("; " in warning for warning in answer.warnings)
     labels = {"route": "validate", "kind": "Pod", "operation": "CREATE", "decision": "audited"}
     assert api.metrics.registry.get_sample_value("quotient_admission_decisions_total", labels) == 1
     assert api.metrics.registry.get_sample_value("quotient_admission_reasons_total", {"code": "CoreInvalid"}) == 1

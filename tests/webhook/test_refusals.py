@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, Obj, container, gpu, pod
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, Obj, container, gpu, pod, workload
 from tests.webhook.reviews import Caller, MakeCaller
 from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
 
@@ -253,12 +253,15 @@ def test_only_the_kubelet_of_its_node_may_create_a_mirror_pod(api: Caller) -> No
 QUESTIONABLE: dict[str, tuple[dict[str, Any], str]] = {
     "memory beside a whole card": (pod(gpu(core="100", memory="30")), "is a minimum, not a limit"),
     "less memory than CUDA needs": (pod(gpu(memory="1")), "less than a CUDA context needs"),
-    "MiB where units are counted": (pod(gpu(memory="8192")), "more than any GPU has"),
+    "MiB where units are counted": (
+        pod(gpu(memory="7680")),
+        f"{NAMES.memory}: 7680 is 1966080 MiB (1 is 256 MiB), more than any GPU has; for 7680 MiB write 30",
+    ),
     "a core limit that whole cards ignore": (
         pod(gpu(core="100", memory=None), annotations={NAMES.core_limit: "50"}),
         "no effect",
     ),
-    "a privileged container": (pod(gpu(securityContext={"privileged": True})), "can access every GPU"),
+    "a privileged container": (pod(gpu(securityContext={"privileged": True})), "can access every GPU of its node"),
     "a claim beside a share": (pod(gpu(), resourceClaims=[{"name": "x"}]), "not charged to any Quotient quota"),
 }
 
@@ -271,6 +274,21 @@ def test_a_valid_but_questionable_pod_is_allowed_with_a_warning(
     assert answer.allowed
     assert any(warning in each for each in answer.warnings)
     assert all(len(each) <= 250 for each in answer.warnings)
+
+
+@pytest.mark.parametrize("written", ["1000000", "1M"])
+def test_a_number_that_is_read_as_few_bytes_causes_a_warning(api: Caller, written: str) -> None:
+    """For a pod from the mutating webhook, because it replaces the number; for a workload from the validating one."""
+    problem = f"{NAMES.memory} '1000000' is read as bytes (numbers from 1000000 on are), rounded up to 256 MiB"
+    warnings = {
+        "spec": api.mutate(pod(gpu(memory=written))).warnings,
+        "spec.template.spec": api.validate(workload(pod(gpu(memory=written)))).warnings,
+    }
+    for prefix, answered in warnings.items():
+        assert f"{prefix}.containers[0].resources: {problem}; 1 is 256 MiB" in answered
+        assert all(len(each) <= 250 for each in answered)
+    for clear in ("1", "1Mi", "8G"):
+        assert api.mutate(pod(gpu(memory=clear))).warnings == []
 
 
 def test_an_ordinary_pod_gets_no_warning(api: Caller) -> None:

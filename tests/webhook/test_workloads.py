@@ -227,15 +227,26 @@ def test_more_pods_than_fit_the_quota_cause_a_warning(make_caller: MakeCaller) -
     fits, does_not = workload(pod(gpu()), replicas=4), workload(pod(gpu()), replicas=5)
     assert api.validate(fits).warnings == []
     (warning,) = api.validate(does_not).warnings
-    assert "4 of 5 pods" in warning
-    assert "asked 250 cores" in warning
+    assert warning.startswith(
+        "only 4 of 5 pods fit the namespace's quota now: team/quota: types.A100.cores: '250': asked 250 cores"
+    )
+    assert "exceeded quota" not in warning
     assert "short by 50" in warning
     assert api.validate(does_not).allowed
     for _ in range(4):
         assert api.create(pod(gpu())).allowed
     (warning,) = api.validate(does_not, "UPDATE", fits).warnings
-    assert "0 of 1 pods" in warning
+    assert warning.startswith("the pod does not fit the namespace's quota now: team/quota: types.A100.cores")
     assert api.validate(fits, "UPDATE", does_not).warnings == []
+
+
+def test_pods_that_no_quota_grants_cause_a_warning_with_quota_and_model(make_caller: MakeCaller) -> None:
+    api = make_caller(quotas=[parse_quota("types: {A100: {cores: 200}}", "team/quota")])
+    (warning,) = api.validate(workload(pod(gpu(), annotations={NAMES.use_models: "T4"}), replicas=5)).warnings
+    assert warning == (
+        "none of the 5 pods fits the namespace's quota now: team/quota: types: 'T4': the quota does not list this GPU "
+        "model, and denies models that it does not list"
+    )
 
 
 @pytest.mark.parametrize("template", [{}, {"spec": None}, {"metadata": None, "spec": {"containers": []}}], ids=str)

@@ -1,0 +1,19 @@
+"""Which refusals are reported as events on the owners of pods."""
+
+import inspect
+import re
+
+from vcuda import quota_refusals
+from vcuda.decision import Code
+from vcuda.namespace_policy import NamespacePolicy
+from webhook.objects import AdmittedMetadata, AdmittedSpec, Pod
+from webhook.owner_events import REPORTED_CODES
+from webhook.validating import check_pools
+
+
+def test_every_refusal_for_a_quota_is_reported() -> None:
+    """The pods of a Deployment are refused where its author does not look."""
+    codes = {Code[name] for name in re.findall(r"\bCode\.([A-Z_]+)", inspect.getsource(quota_refusals))}
+    codes |= {reason.code for reason in check_pools(Pod(AdmittedMetadata(), AdmittedSpec()), NamespacePolicy(pools=()))}
+    assert {Code.CARD_UNKNOWN, Code.POOL_NOT_GRANTED} <= codes
+    assert codes == set(REPORTED_CODES)
