@@ -56,8 +56,9 @@ def status_of(
 def line_usage(ledger: Ledger, quota: str, line: str) -> dict[str, dict[str, int]]:
     """Return the numbers of one line of a quota, by dimension."""
     usage = ledger.usage
+    # After a rollback the ledger may hold a dimension that only the newer version knows: it keeps its own name.
     return {
-        STATUS_KEYS[dimension]: {
+        STATUS_KEYS.get(dimension, dimension): {
             "hard": hard,
             "used": usage.used[key],
             "reserved": usage.reserved[key],
