@@ -20,17 +20,20 @@ def escape_pointer(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
+def pointer_steps(pointer: str) -> list[str]:
+    """Return the keys and indices of a JSON pointer, unescaped."""
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
 def field_of(pointer: str) -> str:
     """Return a JSON pointer as the field path that Kubernetes shows: `spec.containers[0].resources.limits[a.b/c]`.
 
     The step `-`, which appends to an array, is left out.
     """
     path = ""
-    for step in pointer.split("/")[1:]:
-        if step == "-":
-            continue
-        key = step.replace("~1", "/").replace("~0", "~")
-        path += f".{key}" if key.isidentifier() else f"[{key}]"
+    for step in pointer_steps(pointer):
+        if step != "-":
+            path += f".{step}" if step.isidentifier() else f"[{step}]"
     return path.removeprefix(".")
 
 

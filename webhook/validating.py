@@ -21,7 +21,7 @@ from vcuda.request import iter_containers
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import is_reserved_variable, rewrite, was_admitted_by_quotient
 from webhook.objects import AdmittedContainer, Binding, EnvVar, Pod
-from webhook.patching import Operation, field_of
+from webhook.patching import Operation, field_of, pointer_steps
 from webhook.pod_parsing import ParsedPod
 from webhook.pod_warnings import pod_warnings
 from webhook.review import User
@@ -165,9 +165,9 @@ def not_rewritten(operation: Operation, current: dict[str, Any]) -> Reason:
 
 def value_at(value: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what a JSON pointer refers to; None if there is nothing."""
-    for step in pointer.split("/")[1:]:
+    for step in pointer_steps(pointer):
         if isinstance(value, dict):
-            value = value.get(step.replace("~1", "/").replace("~0", "~"))
+            value = value.get(step)
         elif isinstance(value, list | tuple) and step.isdecimal():
             value = value[int(step)]
         else:
