@@ -37,6 +37,10 @@ class Metadata(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     deletion_timestamp: str | None = None
     deletion_grace_period_seconds: int | None = None
 
+    def identity(self) -> "Metadata":
+        """Return what identifies an object and its version: all that an informer needs of a reduced object."""
+        return Metadata(name=self.name, namespace=self.namespace, uid=self.uid, resource_version=self.resource_version)
+
 
 class Object(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The common part of all kinds."""

@@ -1,6 +1,6 @@
 """The GPUs of a node, reduced to what accounting needs: a cluster's Node objects are large, and all are cached."""
 
-from cluster.objects import Metadata, Node, Object
+from cluster.objects import Node, Object
 from vcuda.catalogue import CardModel
 from vcuda.gpu_model import is_model, parse_model
 from vcuda.inventory import Gpu, decode_inventory
@@ -43,9 +43,7 @@ def gpu_node_of(node: Node, scheme: Scheme) -> GpuNode:
         gpus = ()
     ready = [condition.status for condition in node.status.conditions if condition.type == READY]
     return GpuNode(
-        metadata=Metadata(
-            name=node.metadata.name, uid=node.metadata.uid, resource_version=node.metadata.resource_version
-        ),
+        metadata=node.metadata.identity(),
         gpus=gpus,
         model=model_in_labels(labels, scheme),
         memory_mib=int(labels[NVIDIA_MEMORY_LABEL]) if labels.get(NVIDIA_MEMORY_LABEL, "").isdecimal() else 0,

@@ -44,12 +44,7 @@ def pod_usage_of(pod: Pod, scheme: Scheme) -> PodUsage | None:
     options, _ = read_pod_options(metadata.annotations, scheme)
     deletion = metadata.deletion_timestamp
     return PodUsage(
-        metadata=Metadata(
-            name=metadata.name,
-            namespace=metadata.namespace,
-            uid=metadata.uid,
-            resource_version=metadata.resource_version,
-        ),
+        metadata=metadata.identity(),
         key=pack_uid(metadata.uid),
         request=request,
         options=options,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from cluster.errors import ApiError
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
-from cluster.objects import PODS, Kind, Metadata, Object, Pod
+from cluster.objects import PODS, Kind, Object, Pod
 from nodeplugin.checkpoint import replace_file
 from nodeplugin.device_ids import Resource
 from vcuda.decision import Code, Unavailable
@@ -93,12 +93,7 @@ def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     metadata = pod.metadata
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
     return BoundPod(
-        metadata=Metadata(
-            name=metadata.name,
-            namespace=metadata.namespace,
-            uid=metadata.uid,
-            resource_version=metadata.resource_version,
-        ),
+        metadata=metadata.identity(),
         request=request,
         request_error="; ".join(map(str, reasons)),
         options=options,
