@@ -80,7 +80,7 @@ def admit_offline(
     document is checked in the same run. `sources` has values as they are written in the file, where it is known.
     """
     early = [problem.reason for problem in schema_problems(document, sources)]
-    if not is_checked(document, config.scheme, namespace):
+    if not early and not is_checked(document, config.scheme, namespace):
         return AdmissionResult(allowed=True, reasons=(), warnings=(), patch=[], object=document, checked=False)
     repaired = repaired_document(document, sources)
     namespace = str(mapping_at(repaired, "metadata").get("namespace") or namespace)
@@ -151,13 +151,13 @@ def creation_review(document: Document, namespace: str, user: str) -> Request:
 
 
 def is_checked(document: Document, scheme: Scheme, namespace: str) -> bool:
-    """Whether a document is of a kind that admission checks, or was before its API version was removed.
+    """Whether a document is of a kind that admission checks.
 
     Of ConfigMaps, only quotas are. `namespace` is for a document that names none.
     """
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     kind = (group, document.get("kind"))
-    if kind in (POD, *BY_GROUP_KIND) or any(schema_problems(document)):
+    if kind in (POD, *BY_GROUP_KIND):
         return True
     metadata = mapping_at(document, "metadata")
     name, namespace = str(metadata.get("name") or ""), str(metadata.get("namespace") or namespace)

@@ -121,12 +121,12 @@ def fit_charge(
     """
     choices = candidates(usage.quotas, options, cards)
     reasons: list[Reason] = []
-    if quota := quota_requiring_model(usage.quotas, choices):
-        reasons = [model_required(quota, [each.model.name for each in choices], remedies.annotation)]
     if quota := quota_without_models(usage.quotas):
         reasons = [no_model_listed(quota, options.models)]
     elif avoids_all_granted(usage, options, choices, cards):
         reasons = [all_models_avoided(usage, options.avoided_models)]
+    elif quota := quota_requiring_model(usage.quotas, choices):
+        reasons = [model_required(quota, [each.model.name for each in choices], remedies.annotation)]
     choices = choices or [Candidate(ANY, 0)]
     if not reasons:
         for candidate in choices:
