@@ -55,6 +55,13 @@ class ContainerStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     container_id: str = field(name="containerID", default="")
 
 
+class PodCondition(Struct, frozen=True, rename="camel", omit_defaults=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
 class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     phase: str = ""
     reason: str = ""
@@ -62,6 +69,7 @@ class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     pod_ip: str = field(name="podIP", default="")
     init_container_statuses: list[ContainerStatus] = []
     container_statuses: list[ContainerStatus] = []
+    conditions: list[PodCondition] = []
 
     @property
     def has_ended(self) -> bool:

@@ -33,6 +33,7 @@ COMMANDS = {
     "local": "console.local",
     "nodeplugin": "console.nodeplugin",
     "quota": "console.quota",
+    "scheduler": "console.scheduler",
     "webhook": "console.webhook",
 }
 

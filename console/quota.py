@@ -131,8 +131,8 @@ def read_cluster(configuration: Configuration) -> list[SourcedDocument]:
 
 def card_capacities(nodes: Iterable[Document], configuration: Configuration) -> list[CardCapacity]:
     """Count the cards of nodes by model, memory and pool; a node without an inventory counts by its vcuda-core."""
+    from cluster.gpu_nodes import gpu_node_of  # noqa: PLC0415
     from cluster.objects import Node  # noqa: PLC0415
-    from controller.gpu_nodes import gpu_node_of  # noqa: PLC0415
 
     counts: dict[CardModel, int] = {}
     config = admission_config_of(configuration)

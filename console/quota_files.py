@@ -167,9 +167,9 @@ def charge_existing(
     configuration: Configuration,
 ) -> Mapping[PodKey, tuple[Reason, ...]]:
     """Charge existing pods as the controller does; returns the pods that do not fit, and why."""
+    from cluster.gpu_nodes import gpu_node_of  # noqa: PLC0415
     from cluster.objects import Node  # noqa: PLC0415
     from controller.accounting import NamespaceView, reconcile_ledger  # noqa: PLC0415
-    from controller.gpu_nodes import gpu_node_of  # noqa: PLC0415
     from controller.pod_usage import actual_charge, counts_against_quota  # noqa: PLC0415
 
     config, now_s, unit_mib = admission_config_of(configuration), time.time(), configuration.memory_unit_mib

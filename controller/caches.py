@@ -2,10 +2,10 @@
 
 from typing import cast
 
+from cluster.gpu_nodes import GpuNode, gpu_node_of
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, ConfigMap, Kind, Namespace
-from controller.gpu_nodes import GpuNode, gpu_node_of
 from controller.pod_usage import PodUsage, actual_charge, pod_usage_of
 from ledger.ledger_store import LEDGER_SELECTOR
 from ledger.quota_cache import QuotaCache

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from datetime import datetime
 
+from cluster.gpu_nodes import GpuNode
 from cluster.objects import Metadata, Object, Pod
-from controller.gpu_nodes import GpuNode
 from vcuda.catalogue import memory_in_name_mib
 from vcuda.dimensions import CORES, MEMORY
 from vcuda.gpu_model import parse_model

@@ -9,11 +9,11 @@ import structlog
 from cluster.backoff import Backoff
 from cluster.errors import ApiError
 from cluster.events import EventRecorder
+from cluster.gpu_nodes import GpuNode
 from cluster.interface import Cluster
 from cluster.objects import ConfigMap, Metadata, Namespace, Owners
 from controller.caches import ControllerCaches
 from controller.config_maps import write_config_map
-from controller.gpu_nodes import GpuNode
 from controller.namespace_state import InitialReconcile, NamespaceStates
 from controller.pod_usage import PodUsage
 from controller.reconciling import MIN_INTERVAL_S, RESYNC_S, NamespaceReconciler

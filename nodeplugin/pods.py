@@ -21,10 +21,11 @@ from nodeplugin.checkpoint import replace_file
 from nodeplugin.device_ids import Resource
 from vcuda.decision import Code, Unavailable
 from vcuda.decoding import decoder_for
-from vcuda.limits import ContainerLimits, decode_limits
-from vcuda.names import ANCESTOR_ANNOTATIONS, MIRROR_ANNOTATION
+from vcuda.limits import ContainerLimits, admitted_options, decode_limits
+from vcuda.names import MIRROR_ANNOTATION
 from vcuda.placement_annotation import GpuSlice, decode_placement
-from vcuda.pod_options import PodOptions, read_pod_options
+from vcuda.pod_options import PodOptions
+from vcuda.predicates import predicate_minors
 from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.request import PodRequest, Role, iter_containers, parse_request, request_held_by, resources_of
 from vcuda.scheme import Scheme
@@ -32,9 +33,6 @@ from vcuda.scheme import Scheme
 RUNNING = "Running"
 # An allocation waits for this list; the kubelet admits no other pod until the allocation is answered.
 LIST_TIMEOUT_S = 2.0
-PREDICATE = ANCESTOR_ANNOTATIONS[0]
-# NVIDIA's minor numbers end at 255, which is nvidiactl's.
-MAX_MINOR_DIGITS = 3
 
 DeviceCounts = dict[Resource, int]
 
@@ -80,11 +78,7 @@ def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     request = request_held_by(pod.spec, annotations, scheme)
     if not request.is_gpu or MIRROR_ANNOTATION in annotations:
         return None
-    options, _ = read_pod_options(annotations, scheme)
     limits = decode_limits(annotations.get(scheme.names.limits, ""))
-    if limits is not None:
-        # The annotation written by the webhook is authoritative; the pod's own ones are its input.
-        options = PodOptions(models=limits.models, avoided_models=limits.avoid_models)
     # A share without memory is served with the same share of the card's memory; the webhook would have added the
     # annotation that says so.
     reasons = [
@@ -96,11 +90,12 @@ def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
         metadata=metadata.identity(),
         request=request,
         request_error="; ".join(map(str, reasons)),
-        options=options,
+        options=admitted_options(annotations, scheme),
         counts=device_counts(pod, scheme),
         placed=decode_placement(annotations.get(scheme.names.placement, "")),
         limits=dict(limits.containers) if limits else {},
-        predicate_minors=parse_predicates(pod, scheme),
+        # gpu-manager's scheduler writes them before the pod runs; until then they are only a plan.
+        predicate_minors=predicate_minors(pod.spec, annotations, scheme) if pod.status.phase == RUNNING else {},
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id},
         has_ended=pod.status.has_ended,
         created=metadata.creation_timestamp or "",
@@ -123,22 +118,6 @@ def device_counts(pod: Pod, scheme: Scheme) -> dict[str, DeviceCounts]:
         if counts:
             by_container[container.name] = counts
     return by_container
-
-
-def parse_predicates(pod: Pod, scheme: Scheme) -> dict[str, tuple[int, ...]]:
-    """Read the minor numbers of the cards that gpu-manager gave to the containers of a running pod."""
-    minors: dict[str, tuple[int, ...]] = {}
-    # gpu-manager's scheduler writes the annotations before the pod runs; until then they are only a plan.
-    if pod.status.phase != RUNNING:
-        return minors
-    # Its annotations end with the container's index, not with its name.
-    for index, container in enumerate(pod.spec.containers or ()):
-        for names in scheme.all_names:
-            text = pod.metadata.annotations.get(f"{names.domain}/{PREDICATE}{index}", "")
-            parts = [part.strip() for part in text.split(",")]
-            if text and all(part.isdecimal() and len(part) <= MAX_MINOR_DIGITS for part in parts):
-                minors[container.name] = tuple(map(int, parts))
-    return minors
 
 
 class NodePods:

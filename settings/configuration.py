@@ -34,6 +34,17 @@ controller:
   address: 0.0.0.0          # address to listen on
   opsPort: 8080             # HTTP: /livez, /readyz and /metrics
   identity: ""              # name in the leader election; empty: host name and process id
+scheduler:
+  address: 127.0.0.1        # address of the extender: kube-scheduler's container in the same pod calls it
+  port: 3456                # HTTP: /scheduler/filter, /scheduler/prioritize, /scheduler/bind
+  opsAddress: 0.0.0.0       # address of the operations port
+  opsPort: 8080             # HTTP: /livez, /readyz, /metrics and /decisions
+  lease: quotient-scheduler # Lease of kube-scheduler in systemNamespace; the extender answers while its pod holds it; empty: always
+  identity: ""              # what the holder of that Lease begins with; empty: the host name
+  policy: binpack           # binpack | spread: which nodes and GPUs are preferred
+  claimTimeoutS: 60         # how long a filtered pod holds its GPUs until it is bound
+  volumeTimeoutS: 660       # the same, for pods with volumes or resource claims, which kube-scheduler may wait for
+  bindTimeoutS: 20          # for a binding with all retries; shorter than kube-scheduler's timeout for the extender
 certificates:
   manage: true              # issue and renew the webhook's certificates; false: you or cert-manager do
   settleS: 30               # time for all API servers to read a new CA bundle
@@ -74,7 +85,7 @@ from msgspec import Meta, Struct
 
 from vcuda.injection_modes import InjectionSetting
 from vcuda.memory_units import DEFAULT_UNIT_MIB
-from vcuda.names import DEFAULT_DOMAIN, DEFAULT_SYSTEM_NAMESPACE, DNS_LABEL, WEBHOOK, names_for
+from vcuda.names import DEFAULT_DOMAIN, DEFAULT_SYSTEM_NAMESPACE, DNS_LABEL, SCHEDULER, WEBHOOK, names_for
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
@@ -138,6 +149,19 @@ class ControllerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fie
     identity: str = ""
 
 
+class SchedulerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    address: str = "127.0.0.1"
+    port: Port = 3456
+    ops_address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own
+    ops_port: Port = 8080
+    lease: str = SCHEDULER
+    identity: str = ""
+    policy: PlacementStrategy = PlacementStrategy.BINPACK
+    claim_timeout_s: PositiveSeconds = 60
+    volume_timeout_s: PositiveSeconds = 660
+    bind_timeout_s: PositiveSeconds = 20
+
+
 class HealthSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """When a card counts as unhealthy, and when it has recovered."""
 
@@ -194,6 +218,7 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     default_quota: str = ""
     webhook: WebhookSettings = WebhookSettings()
     controller: ControllerSettings = ControllerSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     certificates: CertificateSettings = CertificateSettings()
     node_plugin: NodePluginSettings = NodePluginSettings()
     monitor: MonitorSettings = MonitorSettings()

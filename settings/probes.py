@@ -1,7 +1,7 @@
 """Probes and metrics over HTTP, on a port and threads of their own: a busy component must still answer the kubelet."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,6 +12,8 @@ TEXT = "text/plain; charset=utf-8"
 # A client that connects and sends nothing would occupy its thread without end.
 STALLED_CLIENT_S = 10
 
+# Answers another path: from the request to status, content type and body.
+Route = Callable[[WSGIEnvironment], tuple[str, str, bytes]]
 # Returns the problems found, one per line of the answer; none means that the probe succeeds.
 Check = Callable[[], list[str]]
 
@@ -26,10 +28,22 @@ class QuietHandler(WSGIRequestHandler):
 
 
 class Probes:
-    """Serves `/livez` (or `/healthz`), `/readyz` and `/metrics`; a failed probe is a 503 with the problems as text."""
+    """Serves `/livez` (or `/healthz`), `/readyz` and `/metrics`; a failed probe is a 503 with the problems as text.
 
-    def __init__(self, address: str, port: int, registry: CollectorRegistry, live: Check, ready: Check) -> None:
-        self._registry = registry
+    `routes` are further paths of a component.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        registry: CollectorRegistry,
+        live: Check,
+        ready: Check,
+        *,
+        routes: Mapping[str, Route] | None = None,
+    ) -> None:
+        self._registry, self._routes = registry, routes or {}
         self._checks = {"/livez": live, "/healthz": live, "/readyz": ready}
         self._server = make_server(address, port, self._serve, threaded=True, request_handler=QuietHandler)
         # With port 0 the system chooses one.
@@ -49,6 +63,10 @@ class Probes:
         if path == "/metrics":
             start("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
             return [generate_latest(self._registry)]
+        if route := self._routes.get(path):
+            status, content_type, body = route(environ)
+            start(status, [("Content-Type", content_type)])
+            return [body]
         check = self._checks.get(path)
         if check is None:
             start("404 Not Found", [("Content-Type", TEXT)])

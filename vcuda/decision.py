@@ -26,6 +26,7 @@ class Code(StrEnum):
     CONTAINER_UNKNOWN = "ContainerUnknown"
     CORE_LIMIT_INVALID = "CoreLimitInvalid"
     MODEL_INVALID = "ModelInvalid"
+    OPTION_INVALID = "OptionInvalid"
     NODE_CHOSEN = "NodeChosen"
     SCHEDULER_FOREIGN = "SchedulerForeign"
     ANNOTATION_OWNED = "AnnotationOwned"

@@ -30,6 +30,13 @@ class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True)
     reason: str = ""
 
 
+def unavailable_reason(gpu: Gpu) -> str:
+    """Return why a GPU takes no new containers; empty if it does."""
+    if not gpu.healthy:
+        return gpu.reason or "unhealthy"
+    return (gpu.reason or "cordoned") if gpu.cordoned else ""
+
+
 class Inventory(Struct, frozen=True, omit_defaults=True):
     """All GPUs of a node, and its driver version. Readers ignore keys they do not know."""
 

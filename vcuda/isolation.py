@@ -24,6 +24,11 @@ class Isolation(StrEnum):
         # and "none" promises least.
         return cls.NONE if isinstance(value, str) else None
 
+    def is_at_least(self, minimum: "Isolation") -> bool:
+        """Whether this mechanism is as strong as another: the members above are in order of strength."""
+        strength = list(Isolation)
+        return strength.index(self) >= strength.index(minimum)
+
     @property
     def limits_memory(self) -> bool:
         return self is not Isolation.NONE

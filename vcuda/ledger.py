@@ -19,7 +19,6 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from vcuda.amounts import Amounts
 from vcuda.charging import Demand, fit_charge
 from vcuda.decision import Reason
 from vcuda.decoding import decoder_for
@@ -32,9 +31,8 @@ from vcuda.quota_refusals import (
     ledger_full,
     ledger_missing,
     ledger_rebuilding,
-    quota_exceeded,
 )
-from vcuda.quota_usage import Charge, Holder, QuotaUsage, model_by_name
+from vcuda.quota_usage import Charge, Holder, QuotaUsage, model_by_name, usage_of_charges
 
 VERSION = 1
 UID_BYTES = 16
@@ -201,13 +199,8 @@ class Ledger:
     @property
     def usage(self) -> QuotaUsage:
         if self._usage is None:
-            used: dict[str, Amounts] = {}
-            reserved: dict[str, Amounts] = {}
-            for (charge, since), pods in self._groups.items():
-                by_model, count = (used if since is None else reserved), len(pods) // KEY_WIDTH
-                total = charge.amounts.times(count)
-                by_model[charge.model] = by_model.get(charge.model, Amounts()) + total
-            self._usage = QuotaUsage(self.quotas, used, reserved, self.holders)
+            charges = ((charge, since is not None, count_keys(pods)) for (charge, since), pods in self._groups.items())
+            self._usage = usage_of_charges(self.quotas, charges, self.holders)
         return self._usage
 
     def size(self) -> int:
@@ -215,6 +208,7 @@ class Ledger:
         if self._quotas_size is None:
             self._quotas_size = len(msgspec.json.encode((self.quotas, self.versions)))
         groups = sum(GROUP_BYTES + len(charge.model) for charge, _ in self._groups)
+        groups += sum(GROUP_BYTES + len(charge.moved_from.model) for charge, _ in self._groups if charge.moved_from)
         return KEY_WIDTH * len(self._entries) + groups + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
 
     def reserve(self, pod: PodKey, charge: Charge, now_s: int) -> None:
@@ -243,6 +237,10 @@ class Ledger:
         else:
             del self._groups[entry]
         return True
+
+
+def count_keys(pods: str) -> int:
+    return len(pods) // KEY_WIDTH
 
 
 def split_keys(pods: str) -> Iterator[PodKey]:
@@ -342,30 +340,6 @@ def mark_used(ledger: Ledger, pod: PodKey) -> None:
     """Turn the reservation of a pod into usage, because the pod exists. Does nothing if it is not charged."""
     if (entry := ledger.entry(pod)) is not None:
         ledger.put(pod, entry[0], None)
-
-
-def adjust_charge(ledger: Ledger, pod: PodKey, charge: Charge, cluster_mode: Mode = Mode.ENFORCE) -> ChargeResult:
-    """Replace the charge of a pod, or add one, when its GPUs are known; it counts as used from then on.
-
-    Refused only where it grows: lowering a charge must work in a namespace that exceeds its quota.
-    """
-    if ledger.state is not LedgerState.OPEN:
-        return ChargeResult(reasons=(ledger_not_open(ledger.state),))
-    before = ledger.entry(pod)
-    if before is None and ledger.size() > MAX_BYTES:
-        return ChargeResult(reasons=(ledger_full(len(ledger)),))
-    # Without its previous charge: what the pod holds itself is free for it.
-    trial = ledger.copy()
-    trial.release(pod)
-    usage, model = trial.usage, model_by_name(charge.model)
-    held = usage.amounts_by_limit(model_by_name(before[0].model), before[0].amounts) if before else Amounts()
-    asked = usage.amounts_by_limit(model, charge.amounts)
-    exceeded = [key for key in usage.exceeded_limits(model, charge.amounts) if asked[key] > held[key]]
-    reasons = tuple(quota_exceeded(key, charge.amounts, model, usage) for key in exceeded)
-    if reasons and ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE:
-        return ChargeResult(reasons=reasons)
-    ledger.put(pod, charge, None)
-    return ChargeResult(charge, audited=reasons)
 
 
 def merge_newer_quotas(ledger: Ledger, quotas: Iterable[Quota], versions: Mapping[str, int]) -> None:

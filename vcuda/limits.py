@@ -3,15 +3,18 @@
 The node plugin enforces these limits, so the two need not agree on how a request is read.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vcuda.decoding import decoder_for
 from vcuda.namespace_policy import CoreLimitPolicy
-from vcuda.pod_options import PodOptions
+from vcuda.pod_options import PodOptions, read_pod_options
 from vcuda.request import PodRequest
+from vcuda.scheme import Scheme
 from vcuda.vocabulary import CORES_PER_CARD, Share
 
 VERSION = 1
@@ -61,6 +64,18 @@ def decode_limits(text: str) -> PodLimits | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return None
     return limits if limits.v == VERSION else None
+
+
+def admitted_options(annotations: Mapping[str, str], scheme: Scheme) -> PodOptions:
+    """Return the options of a pod that exists, without its core limit, which is in its limits.
+
+    For the models, the annotation that the webhook wrote takes precedence over those it was computed from.
+    """
+    options, _ = read_pod_options(annotations, scheme)
+    limits = decode_limits(annotations.get(scheme.names.limits, ""))
+    if limits is None:
+        return replace(options, core_limit=None)
+    return replace(options, core_limit=None, models=limits.models, avoided_models=limits.avoid_models)
 
 
 def limits_of(request: PodRequest, options: PodOptions, burst: CoreLimitPolicy, unit_mib: int) -> PodLimits:

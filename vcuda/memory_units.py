@@ -3,6 +3,7 @@
 from vcuda.quantity import NANO, Family, Quantity, QuantityError
 
 MIB = 2**20
+MIB_PER_GIB = 1024
 DEFAULT_UNIT_MIB = 256
 # The API server rewrites a plain 2000000 to "2M" and 8.1925G to "8192500k", so the suffix does not tell bytes from
 # units: the size does. No pod requests a million units, nor 64 TiB in smaller units, and none so few bytes.
@@ -43,3 +44,11 @@ def check_unit_count(count: int, unit_mib: int) -> int:
     if count >= bytes_from(unit_mib):
         raise QuantityError(f"more than the maximum of {bytes_from(unit_mib) - 1} units of {unit_mib} MiB")
     return count
+
+
+def describe_mib(mib: int) -> str:
+    """Return memory as people read it: in GiB from one on, with at most one decimal, rounded down."""
+    if mib < MIB_PER_GIB:
+        return f"{mib} MiB"
+    tenths = mib * 10 // MIB_PER_GIB
+    return f"{tenths // 10}.{tenths % 10} GiB".replace(".0 ", " ")

@@ -160,6 +160,31 @@ class Names:
         return self._under("nouse-gputype")
 
     @cached_property
+    def use_uuids(self) -> str:
+        """Pod annotation: the GPUs the pod may run on, by UUID, separated by commas."""
+        return self._under("use-gpuuuid")
+
+    @cached_property
+    def avoid_uuids(self) -> str:
+        """Pod annotation: the GPUs the pod must not run on, by UUID, separated by commas."""
+        return self._under("nouse-gpuuuid")
+
+    @cached_property
+    def min_isolation(self) -> str:
+        """Pod annotation: the weakest mechanism that may enforce the pod's shares of GPUs."""
+        return self._under("min-isolation")
+
+    @cached_property
+    def spread_members(self) -> str:
+        """Pod annotation: `gpu` or `node`, of which no two pods of the same workload share one."""
+        return self._under("spread-members")
+
+    @cached_property
+    def requeue(self) -> str:
+        """Pod annotation, written by the scheduler to requeue a pending pod: when there was room for it."""
+        return self._under("requeued-at")
+
+    @cached_property
     def memory_follows_core(self) -> str:
         """Pod annotation: containers that get the same share of the card's memory as of its cores."""
         return self._under("memory-follows-core")

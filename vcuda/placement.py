@@ -11,6 +11,7 @@ from vcuda.gpu_availability import NO_USAGE, GpuAvailability, GpuUsage, availabl
 from vcuda.gpu_model import matches, parse_model
 from vcuda.gpu_topology import best_sets
 from vcuda.inventory import Gpu
+from vcuda.isolation import Isolation
 from vcuda.placement_annotation import GpuSlice
 from vcuda.placement_strategies import RANKINGS, PlacementStrategy, Ranking
 from vcuda.pod_options import NO_OPTIONS, PodOptions
@@ -38,11 +39,11 @@ def place_pod(
 ) -> PlacedSlices:
     """Choose GPUs for all containers of a pod. Raises InsufficientGpus if there is no placement, or none was found."""
     ranking = RANKINGS[strategy]
-    allowed = [each for each in gpus if may_use(options, each.gpu.model)]
+    allowed = [each for each in gpus if may_use(options, each.gpu)]
     if not allowed:
-        raise InsufficientGpus(no_allowed_gpu(options) if gpus else "this node has no GPUs")
+        raise InsufficientGpus(no_allowed_gpu(options, gpus) if gpus else "this node has no GPUs")
     for candidates in group_by_model(allowed, ranking):
-        trial = TrialPlacement(candidates, request, unit_mib)
+        trial = TrialPlacement(candidates, request, unit_mib, options.min_isolation)
         if trial.lacks_cores(request):
             continue
         # The largest containers first, because they fit on the fewest GPUs. Equal ones keep the order of the pod.
@@ -55,14 +56,23 @@ def place_pod(
     )
 
 
-def may_use(options: PodOptions, model: str) -> bool:
+def may_use(options: PodOptions, gpu: Gpu) -> bool:
+    """Whether a pod's options allow a GPU, whatever is free of it."""
+    if (options.uuids and gpu.uuid not in options.uuids) or gpu.uuid in options.avoided_uuids:
+        return False
+    return may_use_model(options, gpu.model)
+
+
+def may_use_model(options: PodOptions, model: str) -> bool:
     parsed = parse_model(model)
     if options.models and not any(matches(wanted, parsed) for wanted in options.models):
         return False
     return not any(matches(avoided, parsed) for avoided in options.avoided_models)
 
 
-def no_allowed_gpu(options: PodOptions) -> str:
+def no_allowed_gpu(options: PodOptions, gpus: Sequence[GpuAvailability]) -> str:
+    if any(may_use_model(options, each.gpu.model) for each in gpus):
+        return "this node has no GPU that the pod's lists of UUIDs allow"
     if options.models:
         return f"this node has no GPU of the requested models: {', '.join(options.models)}"
     return f"this node only has GPUs of excluded models: {', '.join(options.avoided_models)}"
@@ -108,12 +118,25 @@ def running_phases(request: PodRequest) -> dict[str, tuple[int, ...]]:
     return phases | {each.name: (last,) for each in request.containers if each.role is Role.APP}
 
 
+def required_memory_mib(container: ContainerRequest, unit_mib: int) -> int:
+    """Return how much memory the whole GPUs of a container must have together; 0 for part of a GPU."""
+    share = container.share
+    # The webhook adds one unit per GPU to containers that request no memory: that is no requirement.
+    return share.memory_units * unit_mib if share.whole_cards and share.memory_units > share.whole_cards else 0
+
+
 class TrialPlacement:
     """GPUs of a node while containers of one pod are added and removed, with what these take in each phase."""
 
-    def __init__(self, gpus: Iterable[GpuAvailability], request: PodRequest, unit_mib: int) -> None:
+    def __init__(
+        self,
+        gpus: Iterable[GpuAvailability],
+        request: PodRequest,
+        unit_mib: int,
+        min_isolation: Isolation = Isolation.NONE,
+    ) -> None:
         self.gpus = {each.gpu.uuid: each for each in gpus}
-        self.unit_mib = unit_mib
+        self.unit_mib, self._min_isolation = unit_mib, min_isolation
         self._phases = running_phases(request)
         last = max((max(each) for each in self._phases.values()), default=0)
         self._used: dict[str, list[GpuUsage]] = {uuid: [NO_USAGE] * (last + 1) for uuid in self.gpus}
@@ -131,8 +154,8 @@ class TrialPlacement:
     def problem(self, container: ContainerRequest, uuid: str) -> str:
         """Return why a container cannot have its share of a GPU, or an empty text if it can."""
         free, phases = self.gpus[uuid], self._phases[container.name]
-        if free.unavailable_reason:
-            return free.unavailable_reason
+        if reason := free.unavailable_reason or self._isolation_problem(container, free.gpu):
+            return reason
         used = self._used[uuid]
         if container.share.whole_cards:
             # Exclusive, also among the containers of the pod that run at the same time.
@@ -149,6 +172,12 @@ class TrialPlacement:
                 return f"{wanted.memory_mib} MiB requested, {max(0, free.free_memory_mib - mib)} free"
         return ""
 
+    def _isolation_problem(self, container: ContainerRequest, gpu: Gpu) -> str:
+        # Whole GPUs are exclusive: there is nothing to enforce.
+        if container.share.whole_cards or gpu.isolation.is_at_least(self._min_isolation):
+            return ""
+        return f"isolation {gpu.isolation}, at least {self._min_isolation} requested"
+
     def relative_size(self, container: ContainerRequest) -> tuple[float, float]:
         """Return the larger of a container's fractions of a GPU's cores and memory, and the sum of both."""
         share = container.share
@@ -157,12 +186,6 @@ class TrialPlacement:
         if card_mib and not share.whole_cards:
             memory = share_memory_mib(share, card_mib, self.unit_mib) / card_mib
         return max(cores, memory), cores + memory
-
-    def required_memory_mib(self, container: ContainerRequest) -> int:
-        """Return how much memory the whole GPUs of a container must have together."""
-        share = container.share
-        # The webhook adds one unit per GPU to containers that request no memory: that is no requirement.
-        return share.memory_units * self.unit_mib if share.whole_cards and share.memory_units > share.whole_cards else 0
 
     def lacks_cores(self, request: PodRequest) -> bool:
         """Whether some phase needs more cores than all GPUs together have free. Saves a hopeless search."""
@@ -253,7 +276,7 @@ class PlacementSearch:
 
     def _whole_gpus(self, container: ContainerRequest, fitting: Sequence[GpuAvailability]) -> Iterator[tuple[str, ...]]:
         """Yield sets of whole GPUs: those that the pod has in another phase, then the best connected."""
-        wanted, required_mib = container.share.whole_cards, self._trial.required_memory_mib(container)
+        wanted, required_mib = container.share.whole_cards, required_memory_mib(container, self._trial.unit_mib)
         ordered = sorted((each.gpu for each in fitting), key=lambda gpu: (gpu.index, gpu.uuid))
         held = [gpu for gpu in ordered if self._trial.peak(gpu.uuid)[0]]
         tried: set[tuple[str, ...]] = set()
@@ -280,7 +303,7 @@ def placement_problem(
 
     Only the GPUs of the placement count, not its amounts: see `card_uuids`.
     """
-    trial = TrialPlacement(gpus, request, unit_mib)
+    trial = TrialPlacement(gpus, request, unit_mib, options.min_isolation)
     for each in request.containers:
         uuids = [given.uuid for given in placed.get(each.name, ())]
         if problem := container_problem(trial, each, uuids, options):
@@ -300,12 +323,14 @@ def container_problem(
         free = trial.gpus.get(uuid)
         if free is None:
             return f"placed on {uuid}, which this node does not have"
-        if not may_use(options, free.gpu.model):
-            return f"placed on GPU {free.gpu.index} ({uuid}), and the pod does not allow the model {free.gpu.model}"
+        if not may_use(options, free.gpu):
+            allows_model = may_use_model(options, free.gpu.model)
+            excluded = "this UUID" if allows_model else f"the model {free.gpu.model}"
+            return f"placed on GPU {free.gpu.index} ({uuid}), and the pod does not allow {excluded}"
         if problem := trial.problem(container, uuid):
             return f"placed on GPU {free.gpu.index} ({uuid}): {problem}"
     memory = sum(trial.gpus[uuid].gpu.memory_mib for uuid in uuids)
-    if memory < (required := trial.required_memory_mib(container)):
+    if memory < (required := required_memory_mib(container, trial.unit_mib)):
         return f"{required} MiB requested, placed on GPUs with {memory} MiB in total"
     return ""
 

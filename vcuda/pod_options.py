@@ -1,37 +1,57 @@
-"""What a pod's author sets by annotation: how far containers may burst, and on which GPU models the pod may run.
+"""What a pod's author sets by annotation: how far containers may burst, and on which GPUs the pod may run.
 
 The annotations are read under the configured domain and under the ancestors' domains.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import lru_cache
+from typing import TypeVar
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Struct
 
 from vcuda.decision import Code, Reason, printable
 from vcuda.gpu_model import MAX_LABEL, matches, never_matches, parse_model
-from vcuda.scheme import Scheme
+from vcuda.isolation import Isolation
+from vcuda.scheme import Scheme, option_keys
 from vcuda.vocabulary import CORES_PER_CARD
 
 CORE_LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
 # An annotation may have 256 KiB; every model is compared with every model of the cluster.
 MAX_MODELS = 64
 MAX_TEXT = MAX_MODELS * (MAX_LABEL + 2)
-# The options of `scheme.option_keys`: core limit, models, models to avoid.
-OPTION_COUNT = 3
+# A UUID of a GPU or MIG device, as NVML writes it; the form is not checked further, as there are several.
+UUID = re.compile(r"[A-Za-z0-9/_.-]{1,64}", re.ASCII)
+MAX_UUIDS = 64
 
 
-class PodOptions(Struct, frozen=True):
-    """The options of one pod. No core limit means the namespace's default, no models any model."""
+class SpreadMembers(StrEnum):
+    """Of what no two pods of the same workload share one."""
+
+    GPU = "gpu"
+    NODE = "node"
+
+
+class PodOptions(Struct, frozen=True, omit_defaults=True):
+    """The options of one pod. No core limit means the namespace's default, no models any model, no UUIDs any GPU."""
 
     core_limit: int | None = None
     models: tuple[str, ...] = ()
     # The node plugin stores options in pods.json; this is the key there.
-    avoided_models: tuple[str, ...] = field(default=(), name="avoided")
+    avoided_models: tuple[str, ...] = msgspec.field(default=(), name="avoided")
+    uuids: tuple[str, ...] = ()
+    avoided_uuids: tuple[str, ...] = ()
+    min_isolation: Isolation = Isolation.NONE
+    spread_members: SpreadMembers | None = None
 
 
 NO_OPTIONS = PodOptions()
+# A pod that shares a card cannot require it to be exclusive.
+SETTABLE_ISOLATION = tuple(each for each in Isolation if each is not Isolation.EXCLUSIVE)
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def annotation_field(key: str) -> str:
@@ -49,21 +69,8 @@ def read_pod_options(
     written = [each for each in annotations.items() if each[0] in scheme.option_precedence]
     if not written:
         return NO_OPTIONS, []
-    reasons: list[Reason] = []
-    # One annotation for each option: the one of the domain with the highest precedence.
-    chosen: list[tuple[str, str] | None] = [None] * OPTION_COUNT
-    for each in written:
-        precedence = scheme.option_precedence[each[0]]
-        option = precedence % OPTION_COUNT
-        other = chosen[option]
-        if other is None:
-            chosen[option] = each
-            continue
-        first, second = (other, each) if precedence > scheme.option_precedence[other[0]] else (each, other)
-        if first[1].strip() != second[1].strip():
-            reasons.append(options_differ(second, first))
-        chosen[option] = first
-    limit, use, avoid = chosen
+    chosen, reasons = choose_annotations(written, scheme)
+    limit, use, avoid, uuids, avoided_uuids, isolation, spread = chosen
     core_limit = read_core_limit(*limit, min_core_limit, reasons.append) if limit else None
     models = read_models(*use, reasons.append) if use else ()
     avoided = read_models(*avoid, reasons.append) if avoid else ()
@@ -77,7 +84,41 @@ def read_pod_options(
                 remedy="remove a model from one of the two annotations",
             )
         )
-    return PodOptions(core_limit, models, avoided), reasons
+    options = PodOptions(
+        core_limit,
+        models,
+        avoided,
+        uuids=read_uuids(*uuids, reasons.append) if uuids else (),
+        avoided_uuids=read_uuids(*avoided_uuids, reasons.append) if avoided_uuids else (),
+        min_isolation=(read_choice(*isolation, SETTABLE_ISOLATION, reasons.append) if isolation else None)
+        or Isolation.NONE,
+        spread_members=read_choice(*spread, tuple(SpreadMembers), reasons.append) if spread else None,
+    )
+    return options, reasons
+
+
+def choose_annotations(
+    written: Sequence[tuple[str, str]], scheme: Scheme
+) -> tuple[list[tuple[str, str] | None], list[Reason]]:
+    """Return the annotation of each option, that of the domain with the highest precedence; None where it is not set.
+
+    A reason for every annotation that differs from the same one under another domain.
+    """
+    count = len(option_keys(scheme.names))
+    chosen: list[tuple[str, str] | None] = [None] * count
+    reasons: list[Reason] = []
+    for each in written:
+        precedence = scheme.option_precedence[each[0]]
+        option = precedence % count
+        other = chosen[option]
+        if other is None:
+            chosen[option] = each
+            continue
+        first, second = (other, each) if precedence > scheme.option_precedence[other[0]] else (each, other)
+        if first[1].strip() != second[1].strip():
+            reasons.append(options_differ(second, first))
+        chosen[option] = first
+    return chosen, reasons
 
 
 def options_differ(this: tuple[str, str], other: tuple[str, str]) -> Reason:
@@ -137,6 +178,35 @@ def read_models(key: str, text: str, add_reason: Callable[[Reason], None]) -> tu
             )
         )
     return models
+
+
+def read_uuids(key: str, text: str, add_reason: Callable[[Reason], None]) -> tuple[str, ...]:
+    """Parse a list of UUIDs separated by commas; an empty list sets nothing."""
+    if text.count(",") >= MAX_UUIDS:
+        message, value = f"must have at most {MAX_UUIDS} UUIDs", text
+    else:
+        uuids = dict.fromkeys(filter(None, map(str.strip, text.split(","))))
+        value = next((each for each in uuids if not UUID.fullmatch(each)), "")
+        if not value:
+            return tuple(uuids)
+        message = "is not the UUID of a GPU"
+    remedy = "list UUIDs as nvidia-smi -L shows them, separated by commas"
+    add_reason(option_invalid(key, value, message, remedy))
+    return ()
+
+
+def read_choice(key: str, text: str, choices: Sequence[Choice], add_reason: Callable[[Reason], None]) -> Choice | None:
+    """Parse an annotation with one of a few values; None if it has none of them."""
+    chosen = next((each for each in choices if each.value == text.strip().lower()), None)
+    if chosen is None:
+        message = f"must be one of {', '.join(choices)}"
+        add_reason(option_invalid(key, text, message, "write one of these, or remove the annotation"))
+    return chosen
+
+
+def option_invalid(key: str, value: str, message: str, remedy: str) -> Reason:
+    field = annotation_field(key)
+    return Reason(code=Code.OPTION_INVALID, field=field, value=printable(value), message=message, remedy=remedy)
 
 
 @lru_cache(maxsize=1024)  # the pods of a cluster have few different lists

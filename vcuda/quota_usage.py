@@ -4,7 +4,7 @@ Everything here is about one namespace. A pod is charged for one GPU model, and 
 its quotas that matches the model: the product, its family, and "*".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -22,12 +22,17 @@ ANY = GpuModel("any", "any")
 LimitKey = tuple[str, str, str]
 
 
-class Charge(Struct, frozen=True, rename="camel"):
-    """What one pod holds of its namespace's quotas."""
+class Charge(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What one pod holds of its namespace's quotas.
+
+    While the pod is being bound to a node of another model than it was charged for, `moved_from` is its former charge:
+    until the binding is known, it holds the larger of both amounts of each limit.
+    """
 
     model: str
     cores: int
     memory_mib: int = msgspec.field(name="memoryMiB")
+    moved_from: "Charge | None" = None
 
     @property
     def amounts(self) -> Amounts:
@@ -127,9 +132,39 @@ class QuotaUsage:
         ]
         return sorted(holders, key=lambda holder: (-holder.amounts[dimension], holder.name))[:count]
 
+    def charged_by_limit(self, charge: Charge) -> Amounts:
+        """Return what a charge counts against each limit, with what it holds of its former model."""
+        counted = self.amounts_by_limit(model_by_name(charge.model), charge.amounts)
+        return counted | self.charged_by_limit(charge.moved_from) if charge.moved_from else counted
+
+    def hold_former(self, charge: Charge, count: int) -> None:
+        """Count what `count` charges hold beyond the amounts of their own model, because they are being moved."""
+        own = self.amounts_by_limit(model_by_name(charge.model), charge.amounts)
+        extra = (self.charged_by_limit(charge) - own).times(count)
+        self.used += extra
+        self.taken += extra
+
     def _by_limit(self, by_model: Mapping[str, Amounts]) -> Amounts:
         total: dict[LimitKey, int] = {}
         for name, amounts in by_model.items():
             for key, dimension in self.limits_of(model_by_name(name)):
                 total[key] = total.get(key, 0) + amounts[dimension]
         return Amounts(total)
+
+
+def usage_of_charges(
+    quotas: Sequence[Quota], charges: Iterable[tuple[Charge, bool, int]], holders: Sequence[Holder] = ()
+) -> QuotaUsage:
+    """Return the usage of charges, each with whether it is reserved, and how many pods have it."""
+    used: dict[str, Amounts] = {}
+    reserved: dict[str, Amounts] = {}
+    moving: list[tuple[Charge, int]] = []
+    for charge, is_reserved, count in charges:
+        by_model = reserved if is_reserved else used
+        by_model[charge.model] = by_model.get(charge.model, Amounts()) + charge.amounts.times(count)
+        if charge.moved_from is not None:
+            moving.append((charge, count))
+    usage = QuotaUsage(quotas, used, reserved, holders)
+    for charge, count in moving:
+        usage.hold_former(charge, count)
+    return usage

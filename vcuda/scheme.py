@@ -22,8 +22,8 @@ class Scheme(Struct, frozen=True, eq=False, kw_only=True):
     by_key: dict[str, Vocabulary]
     # The names under every domain whose annotations are read, the configured domain first.
     all_names: tuple[Names, ...]
-    # Annotation key of a pod option, under every domain -> its precedence: lower wins. Modulo 3 it is the position of
-    # the option in `option_keys`.
+    # Annotation key of a pod option, under every domain -> its precedence: lower wins. Modulo their number it is the
+    # position of the option in `option_keys`.
     option_precedence: dict[str, int]
     # Annotation key under an ancestor's domain -> the same annotation under the configured domain.
     canonical_keys: dict[str, str]
@@ -56,6 +56,14 @@ def build_scheme(
     )
 
 
-def option_keys(names: Names) -> tuple[str, str, str]:
-    """Return the annotation keys of the pod options under one domain: core limit, models, models to avoid."""
-    return names.core_limit, names.use_models, names.avoid_models
+def option_keys(names: Names) -> tuple[str, ...]:
+    """Return the annotation keys of the pod options under one domain, in the order of `pod_options.READERS`."""
+    return (
+        names.core_limit,
+        names.use_models,
+        names.avoid_models,
+        names.use_uuids,
+        names.avoid_uuids,
+        names.min_isolation,
+        names.spread_members,
+    )

@@ -4,6 +4,7 @@
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vcuda.decision import Reason
 from vcuda.limits import (
@@ -60,7 +61,7 @@ def parse_pod(pod: Pod, config: AdmissionConfig, policy: NamespacePolicy) -> Par
     else:
         # The API server may call again after another webhook changed the pod. Then the core limit can be the one that
         # the first call injected; taken for the user's, it would stay when the containers have changed.
-        without_limit = PodOptions(None, options.models, options.avoided_models)
+        without_limit = replace(options, core_limit=None)
         limits = limits_of(request, without_limit, policy.core_limit, scheme.unit_mib)
         encoded = encode_limits(limits)
         is_default = present == encoded and common_core_limit(limits) == options.core_limit

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vcuda.demands import fixed
+from vcuda.charge_moves import extend_charge
 from vcuda.decision import Code
 from vcuda.dimensions import CORES
 from vcuda.ledger import (
@@ -16,7 +17,6 @@ from vcuda.ledger import (
     Ledger,
     LedgerState,
     PodKey,
-    adjust_charge,
     decode_ledger,
     encode_ledger,
     mark_used,
@@ -191,7 +191,7 @@ def test_nothing_is_charged_before_all_charges_are_known(state: LedgerState, mes
     ledger = open_ledger()
     ledger.set_state(state, "u")
     changes = ledger.changes
-    for result in (reserve(ledger, request_for(pod()), 1, Mode.ENFORCE), adjust_charge(ledger, pod(), A100)):
+    for result in (reserve(ledger, request_for(pod()), 1, Mode.ENFORCE), extend_charge(ledger, pod(), A100)):
         assert [reason.code for reason in result.reasons] == [Code.LEDGER_NOT_OPEN]
         assert message in result.reasons[0].message
     audited = reserve(ledger, request_for(pod()), 1, Mode.AUDIT)
@@ -223,7 +223,7 @@ def test_a_ledger_never_outgrows_its_configmap() -> None:
     assert len(encode_ledger(ledger)) < 1 << 20
     (reason,) = reserve(ledger, request_for(pod()), 1, Mode.ENFORCE).reasons
     assert f"is full with {len(keys)} pods" in reason.message
-    assert adjust_charge(ledger, pod(), A100).reasons
+    assert extend_charge(ledger, pod(), A100).reasons
     ledger.release(keys[0])
     assert len(keys) > 30_000
 
@@ -278,42 +278,6 @@ def test_reconciling_removes_only_quotas_that_are_confirmed_to_be_gone() -> None
     assert own in ledger.quotas
     reconcile_quotas(ledger, [default], {}, 60, lambda _: True)
     assert ledger.quotas == (default,)
-
-
-ADJUSTED = {
-    "a reservation becomes usage": (A100, A100, None),
-    "lowered": (Charge("A100", 50, 900), A100, None),
-    "moved to a model whose quota suffices": (Charge("T4", 50, 0), A100, None),
-    "not moved to one whose quota does not": (Charge("T4", 60, 0), A100, "types.T4.cores"),
-    "added for a pod without a charge": (A100, None, None),
-    "not added beyond the quota": (Charge("A100", 101, 0), None, "types.A100.cores"),
-    "raised up to the quota": (Charge("A100", 100, 0), A100, None),
-    "not raised beyond the quota": (Charge("A100", 101, 0), A100, "types.A100.cores"),
-}
-
-
-@pytest.mark.parametrize(("wanted", "before", "refused"), ADJUSTED.values(), ids=ADJUSTED.keys())
-def test_a_charge_is_adjusted(wanted: Charge, before: Charge | None, refused: str | None) -> None:
-    """Binding makes the charge what the pod will hold, or is refused; what the pod held before counts as free."""
-    ledger, key = open_ledger(), pod()
-    if before is not None:
-        ledger.put(key, before, 1)
-    result = adjust_charge(ledger, key, wanted)
-    if refused is None:
-        assert result.charge == wanted
-        assert ledger.entry(key) == (wanted, None)
-    else:
-        assert refused in result.reasons[0].field
-        assert ledger.entry(key) == (None if before is None else (before, 1))
-
-
-def test_a_charge_can_be_lowered_in_a_namespace_that_exceeds_its_quota() -> None:
-    """And a reservation can become usage; only a charge that grows is checked."""
-    ledger, key = open_ledger("types: {A100: {cores: 10, memory: 1Mi}}"), pod()
-    ledger.put(key, A100, 1)
-    assert adjust_charge(ledger, key, A100).reasons == ()
-    assert adjust_charge(ledger, key, Charge("A100", 50, 10)).reasons == ()
-    assert adjust_charge(ledger, key, Charge("A100", 51, 10)).reasons
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"v":2,"namespace":"","state":"open"}', '{"v":1,"namespace":1}'])

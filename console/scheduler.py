@@ -1,0 +1,29 @@
+"""`quotient scheduler`: the extender of Quotient's kube-scheduler."""
+
+import signal
+
+import click
+
+from settings.loading import Loaded
+from vcuda.decision import Unavailable
+
+
+@click.command(short_help="Run the scheduler extender.")
+@click.pass_obj
+def scheduler(loaded: Loaded) -> None:
+    """Run the scheduler extender.
+
+    A kube-scheduler in the same pod calls it on loopback: it decides which nodes fit a GPU pod, ranks them, and binds
+    the pod to particular GPUs. Several replicas may run; the one whose kube-scheduler holds the Lease answers.
+    """
+    from cluster.api import connect  # noqa: PLC0415 - each component's process loads only its own code
+    from scheduler.service import Service  # noqa: PLC0415
+
+    configuration = loaded.configuration
+    try:
+        service = Service(configuration, connect(configuration.cluster.kubeconfig, configuration.cluster.context))
+    except (Unavailable, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.ending.set())
+    service.run()

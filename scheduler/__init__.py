@@ -1,0 +1,1 @@
+"""Places GPU pods: an extender of kube-scheduler, which filters and ranks nodes, claims GPUs, and binds pods."""

@@ -1,0 +1,244 @@
+"""Binds pods: claims their GPUs on the chosen node, makes sure of their charge, and writes Binding and placement.
+
+A pod is bound only with GPUs that are free and a charge that covers them. The Binding carries the placement as an
+annotation and the pod's UID as a precondition, so it is one write, and repeating it is safe.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from cluster.backoff import Backoff
+from cluster.errors import ApiError, Conflict, NotFound
+from cluster.interface import Cluster
+from cluster.objects import PODS, Pod
+from ledger.committing import LedgerWriter
+from scheduler.cluster_state import Claim, ClusterState
+from scheduler.extender import Extender
+from scheduler.extender_api import BindingArgs
+from scheduler.ledgers import LedgerCache, charge_for
+from scheduler.pods import SchedulerPod, scheduler_pod_of
+from scheduler.reporting import Reporter
+from vcuda.charge_moves import extend_charge, is_covered, revert_charge
+from vcuda.charging import PodDemand
+from vcuda.decision import Unavailable
+from vcuda.ledger import ChargeResult
+from vcuda.namespace_policy import Mode
+from vcuda.node_fit import FitQuery
+from vcuda.placement import InsufficientGpus, PlacedSlices, placement_problem
+from vcuda.placement_annotation import encode_placement
+from vcuda.scheme import Scheme
+
+# One call to the API server; several of them fit into the time for a binding.
+CALL_TIMEOUT_S = 5.0
+RETRY = Backoff(first_s=0.05, max_s=1.0)
+# After a binding, the watch should show the pod as bound within this time; otherwise the pod is read.
+CONFIRM_S = 30.0
+REVERT_TIMEOUT_S = 10.0
+
+
+class BindFailed(Exception):  # noqa: N818 - not an error of the program
+    """A pod was not bound; the message says why."""
+
+
+class OutcomeUnknown(Exception):  # noqa: N818
+    """The API server did not answer in time, so the pod may have been bound."""
+
+
+class Binder:
+    """Answers bind, and finds out what became of bindings without an answer."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        scheme: Scheme,
+        *,
+        extender: Extender,
+        state: ClusterState,
+        ledgers: LedgerCache,
+        ledger_writer: LedgerWriter,
+        reporter: Reporter,
+        cluster_mode: Mode = Mode.ENFORCE,
+        timeout_s: float = 20.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster, self._scheme, self._extender, self._state = cluster, scheme, extender, state
+        self._ledgers, self._ledger_writer, self._reporter = ledgers, ledger_writer, reporter
+        self._cluster_mode, self._timeout_s, self._clock = cluster_mode, timeout_s, clock
+        self._stopping = threading.Event()
+        self._log = structlog.get_logger()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def bind(self, args: BindingArgs) -> None:
+        """Bind a pod; raises BindFailed or Unavailable."""
+        deadline = self._clock() + self._timeout_s
+        pod = self._find_pod(args)
+        if pod.node:
+            if pod.node == args.node:
+                return
+            raise BindFailed(f"pod {pod.title} is already bound to node {pod.node}")
+        claim = self._claim(pod, args.node)
+        try:
+            self._ensure_charge(pod, claim, deadline)
+        except (BindFailed, Unavailable):
+            self._state.release_claim(pod.uid)
+            raise
+        try:
+            self._write_binding(pod, claim, deadline)
+        except BindFailed as failure:
+            self._give_up(pod)
+            self._reporter.report_not_bound(pod, claim.node, str(failure))
+            raise
+        except OutcomeUnknown as error:
+            claim.is_unsettled = True
+            raise Unavailable(f"pod {pod.title}: binding to node {claim.node}: {error}") from None
+        claim.confirm_at = self._clock() + CONFIRM_S
+        self._reporter.report_bound(pod, claim.node, claim.placed)
+
+    def _find_pod(self, args: BindingArgs) -> SchedulerPod:
+        pod = self._state.pod(args.pod_uid)
+        if pod is None and (claim := self._state.claim(args.pod_uid)) is not None:
+            pod = claim.pod
+        if pod is not None:
+            return pod
+        try:
+            read = self._cluster.with_timeout(CALL_TIMEOUT_S).get(PODS, args.pod_name, args.pod_namespace)
+        except ApiError as error:
+            raise BindFailed(f"pod {args.pod_namespace}/{args.pod_name}: {error}") from None
+        pod = scheduler_pod_of(read, self._scheme)
+        if pod is None:
+            raise BindFailed(f"pod {args.pod_namespace}/{args.pod_name} requests no GPU of this scheduler")
+        if args.pod_uid and pod.uid != args.pod_uid:
+            raise BindFailed(f"pod {pod.title} was deleted and created again")
+        return pod
+
+    def _claim(self, pod: SchedulerPod, node: str) -> Claim:
+        """Claim GPUs on the chosen node: those of the pod's claim if it is there, else others."""
+        # Before the lock: it may wait for a ledger.
+        query = self._extender.query(pod, self._extender.grant(pod))
+        with self._state.lock:
+            before = self._state.claim(pod.uid)
+            if before is not None and before.is_unsettled:
+                raise Unavailable(f"pod {pod.title}: it is not known yet whether it was bound to node {before.node}")
+            if before is not None and before.expires_at is None:
+                raise Unavailable(f"pod {pod.title} is being bound to node {before.node}")
+            try:
+                placed = self._placement(pod, query, node, before)
+            except InsufficientGpus as error:
+                self._state.release_claim(pod.uid)
+                self._reporter.report_not_bound(pod, node, str(error))
+                raise BindFailed(f"node {node}: {error}") from None
+            return self._state.take_claim(pod, node, placed, timeout_s=None)
+
+    def _placement(self, pod: SchedulerPod, query: FitQuery, node: str, claim: Claim | None) -> PlacedSlices:
+        """Return the claimed GPUs if they are on this node and still usable, else others; InsufficientGpus if none."""
+        if claim is not None and claim.node == node:
+            gpus = self._state.available_gpus(node, pod.uid)
+            unit_mib, options = self._scheme.unit_mib, pod.options
+            if not placement_problem(pod.request, claim.placed, gpus, unit_mib=unit_mib, options=options):
+                return claim.placed
+        return self._state.place(query, node, pod.uid)
+
+    def _ensure_charge(self, pod: SchedulerPod, claim: Claim, deadline: float) -> None:
+        """Make sure that the ledger holds a charge for the GPUs; raises BindFailed if the quota does not allow it."""
+        namespace = pod.metadata.namespace
+        snapshot = self._ledgers.snapshot(namespace)
+        if not self._ledgers.needs_charge(namespace, snapshot):
+            return
+        model, card_mib = self._placed_model(claim.node, claim.placed)
+        wanted = charge_for(model, PodDemand(pod.request, self._scheme.unit_mib), card_mib)
+        held = snapshot.charge(pod.key) if snapshot else None
+        if snapshot is not None and snapshot.is_open and held is not None and is_covered(snapshot.usage, held, wanted):
+            return
+        change = partial(extend_charge, pod=pod.key, charge=wanted, cluster_mode=self._cluster_mode)
+        result = self._ledger_writer.apply(namespace, change, max(0.0, deadline - self._clock()))
+        if result.reasons:
+            self._extender.refuse_model(pod, model)
+            raise BindFailed(self._reporter.report_charge_refused(pod, claim.node, result))
+
+    def _placed_model(self, node: str, placed: PlacedSlices) -> tuple[str, int]:
+        """Return the model of a placement's GPUs, and the memory of the largest of them."""
+        uuids = {each.uuid for slices in placed.values() for each in slices}
+        gpus = [gpu for gpu in self._state.table.gpus(node) if gpu.uuid in uuids]
+        if not gpus:
+            raise BindFailed(f"node {node} does not have the claimed GPUs any more")
+        return gpus[0].model, max(gpu.memory_mib for gpu in gpus)
+
+    def _write_binding(self, pod: SchedulerPod, claim: Claim, deadline: float) -> None:
+        """Write the Binding, until it succeeds, fails for good, or the deadline is over."""
+        annotations = {self._scheme.names.placement: encode_placement(claim.placed)}
+        metadata, failures = pod.metadata, 0
+        while True:
+            cluster = self._cluster.with_timeout(max(0.1, min(CALL_TIMEOUT_S, deadline - self._clock())))
+            try:
+                cluster.bind(metadata.name, metadata.namespace, claim.node, uid=pod.uid, annotations=annotations)
+            except Conflict as error:
+                if self._is_bound(pod, claim.node):
+                    return
+                raise BindFailed(str(error)) from None
+            except ApiError as error:
+                raise BindFailed(str(error)) from None
+            except Unavailable as error:
+                failures += 1
+                delay_s = RETRY.delay_s(failures)
+                if self._clock() + delay_s >= deadline or self._stopping.wait(delay_s):
+                    raise OutcomeUnknown(str(error)) from None
+            else:
+                return
+
+    def _is_bound(self, pod: SchedulerPod, node: str) -> bool:
+        """Whether the pod is bound to this node; raises OutcomeUnknown if the API server does not answer."""
+        read = self._read(pod)
+        return read is not None and read.spec.node_name == node
+
+    def _read(self, pod: SchedulerPod) -> Pod | None:
+        """Read a pod from the API server; None if it is gone."""
+        try:
+            read = self._cluster.with_timeout(CALL_TIMEOUT_S).get(PODS, pod.metadata.name, pod.metadata.namespace)
+        except NotFound:
+            return None
+        except (ApiError, Unavailable) as error:
+            raise OutcomeUnknown(str(error)) from None
+        return read if read.metadata.uid == pod.uid else None
+
+    def _give_up(self, pod: SchedulerPod) -> None:
+        """Release the claim, and give back what was added to the charge of a pod that was not bound."""
+        self._state.release_claim(pod.uid)
+        namespace = pod.metadata.namespace
+        snapshot = self._ledgers.snapshot(namespace)
+        held = snapshot.charge(pod.key) if snapshot else None
+        if held is None or held.moved_from is None:
+            return
+
+        def log_failure(result: ChargeResult | Exception) -> None:
+            if isinstance(result, Exception):
+                self._log.warning("charge_not_reverted", pod=pod.title, error=str(result))
+
+        try:
+            self._ledger_writer.submit(namespace, partial(revert_charge, pod=pod.key), REVERT_TIMEOUT_S, log_failure)
+        except Unavailable as error:
+            log_failure(error)
+
+    def settle(self) -> None:
+        """Read the pods whose binding has an unknown outcome, and end their claims accordingly."""
+        for claim in self._state.claims():
+            if claim.confirm_at is not None and claim.confirm_at <= self._clock():
+                claim.is_unsettled = True
+            if not claim.is_unsettled:
+                continue
+            try:
+                read = self._read(claim.pod)
+            except OutcomeUnknown as error:
+                self._log.warning("binding_unsettled", pod=claim.pod.title, error=str(error))
+                continue
+            if read is not None and read.spec.node_name == claim.node:
+                bound = scheduler_pod_of(read, self._scheme)
+                if bound is not None:
+                    self._state.handle_pod(None, bound)
+            else:
+                self._give_up(claim.pod)

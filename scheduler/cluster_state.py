@@ -1,0 +1,345 @@
+"""What the scheduler knows of the cluster: the GPUs of all nodes, and which pods hold what of them.
+
+A pod holds GPUs from the moment it is filtered: kube-scheduler filters the next pod before this one is bound. Such a
+*claim* ends when the pod is bound, is deleted, could not be scheduled, or after a timeout. From then on, what a bound
+pod holds follows from its annotations. Watches keep everything up to date, one node at a time.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from cluster.gpu_nodes import GpuNode
+from scheduler.pods import SchedulerPod, bound_usage
+from vcuda.gpu_availability import GpuAvailability, GpuUsage
+from vcuda.gpu_table import GpuTable
+from vcuda.inventory import unavailable_reason
+from vcuda.node_fit import FitQuery, NodeFits, NodeSearch, allowed_gpus, fit_nodes
+from vcuda.placement import PlacedSlices, peak_usage, place_pod
+from vcuda.pod_options import SpreadMembers
+
+Usage = dict[str, GpuUsage]
+
+
+class Claim(Struct):
+    """The GPUs that were chosen for a pod which is not known to be bound yet.
+
+    `expires_at` is None as soon as its binding is being written. After that, `confirm_at` is when the watch should have
+    shown the pod as bound, and `is_unsettled` means that only a read can tell whether it is.
+    """
+
+    pod: SchedulerPod
+    node: str
+    placed: PlacedSlices
+    number: int
+    group: str = ""
+    expires_at: float | None = None
+    confirm_at: float | None = None
+    is_unsettled: bool = False
+
+
+class Holding(Struct, frozen=True):
+    """What a pod takes of a node in the table."""
+
+    node: str
+    usage: Usage
+
+
+class ClusterState:
+    """Thread-safe. `on_room` is called, with the lock held, with every node of which GPUs may have become free."""
+
+    def __init__(self, unit_mib: int, clock: Callable[[], float]) -> None:
+        self._unit_mib, self._clock = unit_mib, clock
+        # Guards everything below: a pod is filtered and its GPUs are claimed in one step.
+        self.lock = threading.RLock()
+        self.table = GpuTable()
+        self._nodes: dict[str, GpuNode] = {}
+        self._pods: dict[str, SchedulerPod] = {}
+        self._claims: dict[str, Claim] = {}
+        self._holdings: dict[str, Holding] = {}
+        self._by_node: dict[str, set[str]] = {}
+        self._members: dict[str, set[str]] = {}
+        # Pods that are gone from the API while their node is lost: their containers may still run.
+        self._orphans: dict[str, str] = {}
+        self._search = NodeSearch()
+        self._numbers = itertools.count()
+        self._card_sizes: dict[str, int] | None = None
+        self.on_room: Callable[[str], None] = lambda _: None
+        # Called with the UID of a pod that need not be scheduled any more.
+        self.on_gone: Callable[[str], None] = lambda _: None
+
+    # Nodes.
+
+    def handle_node(self, old: GpuNode | None, new: GpuNode | None) -> None:
+        """Take over a change of a node; a handler of its informer."""
+        with self.lock:
+            if new is None:
+                if old is not None:
+                    self._remove_node(old.metadata.name)
+                return
+            name, before = new.metadata.name, self._nodes.get(new.metadata.name)
+            self._nodes[name] = new
+            if before is not None and (before.gpus, before.pool) == (new.gpus, new.pool):
+                if before.lost and not new.lost:
+                    self._release_orphans(name)
+                return
+            self._card_sizes = None
+            self.table.set_node(name, new.gpus, new.pool, unavailable_reason)
+            self._take_again(name)
+            self.on_room(name)
+
+    def _remove_node(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        self._card_sizes = None
+        self.table.remove_node(name)
+        for uid in list(self._by_node.get(name, ())):
+            claim = self._claims.get(uid)
+            if claim is not None and claim.expires_at is not None:
+                self._drop(uid)
+        self._release_orphans(name)
+
+    def _take_again(self, name: str) -> None:
+        """Subtract from the GPUs of a node, which are new in the table, what its pods hold."""
+        uids = self._by_node.get(name, set())
+        # Pods with a known placement first: the others are placed on what these leave.
+        for uid in sorted(uids, key=lambda uid: (not self._is_placed(uid), self._created_s(uid), uid)):
+            claim, pod = self._claims.get(uid), self._pods.get(uid)
+            usage = self._holdings[uid].usage
+            if claim is None and pod is not None:
+                usage = bound_usage(pod, self.table.available_gpus(name), self._unit_mib)
+            self.table.take(name, usage)
+            self._holdings[uid] = Holding(name, usage)
+
+    def _is_placed(self, uid: str) -> bool:
+        pod = self._pods.get(uid)
+        return uid in self._claims or pod is None or pod.placed is not None or bool(pod.minors)
+
+    def _created_s(self, uid: str) -> float:
+        pod = self._pods.get(uid)
+        return pod.created_s if pod else 0.0
+
+    def node(self, name: str) -> GpuNode | None:
+        with self.lock:
+            return self._nodes.get(name)
+
+    def card_sizes_mib(self) -> dict[str, int]:
+        """Return the memory of the largest GPU of each model."""
+        with self.lock:
+            if self._card_sizes is None:
+                self._card_sizes = {}
+                for node in self._nodes.values():
+                    for gpu in node.gpus:
+                        self._card_sizes[gpu.model] = max(gpu.memory_mib, self._card_sizes.get(gpu.model, 0))
+            return self._card_sizes
+
+    def free_cores(self) -> int:
+        """Return how many cores of usable GPUs no pod holds."""
+        with self.lock:
+            return self.table.free_cores()
+
+    # Pods.
+
+    def handle_pod(self, old: SchedulerPod | None, new: SchedulerPod | None) -> None:
+        """Take over a change of a pod; a handler of its informer."""
+        with self.lock:
+            pod = new or old
+            if pod is None:
+                return
+            known = self._pods.get(pod.uid)
+            if new is None or new.has_ended:
+                self._forget_pod(pod)
+            elif known is not None and not is_newer(new, known):
+                # A read was ahead of the watch.
+                return
+            elif new.node:
+                self._hold_bound(new)
+                self.on_gone(new.uid)
+            else:
+                self._note_unbound(new)
+
+    def _hold_bound(self, pod: SchedulerPod) -> None:
+        before = self._pods.get(pod.uid)
+        self._remember(pod)
+        claim = self._claims.pop(pod.uid, None)
+        holding = self._holdings.get(pod.uid)
+        if before is not None and claim is None and holding is not None and has_same_gpus(before, pod):
+            return
+        self._give_back(pod.uid)
+        self._take(pod.uid, pod.node, bound_usage(pod, self.table.available_gpus(pod.node), self._unit_mib))
+        if claim is None or (claim.node, claim.placed) != (pod.node, pod.placed):
+            # It got other GPUs than were taken for it.
+            self.on_room(holding.node if holding else pod.node)
+
+    def _note_unbound(self, pod: SchedulerPod) -> None:
+        before = self._pods.get(pod.uid)
+        self._remember(pod)
+        claim = self._claims.get(pod.uid)
+        if claim is None or claim.expires_at is None or before is None:
+            return
+        has_failed = bool(pod.scheduling_failure) and pod.scheduling_failure != before.scheduling_failure
+        if pod.is_deleting or (has_failed and is_newer(pod, claim.pod)):
+            self._drop(pod.uid)
+
+    def _forget_pod(self, pod: SchedulerPod) -> None:
+        uid = pod.uid
+        known = self._pods.pop(uid, pod)
+        if known.owner:
+            members = self._members.get(known.owner, set())
+            members.discard(uid)
+            if not members:
+                self._members.pop(known.owner, None)
+        self.on_gone(uid)
+        self._claims.pop(uid, None)
+        holding = self._holdings.get(uid)
+        node = self._nodes.get(holding.node) if holding else None
+        if holding is not None and node is not None and node.lost and known.node:
+            self._orphans[uid] = holding.node
+            return
+        self._drop(uid)
+
+    def _remember(self, pod: SchedulerPod) -> None:
+        self._pods[pod.uid] = pod
+        if pod.owner:
+            self._members.setdefault(pod.owner, set()).add(pod.uid)
+
+    def _release_orphans(self, node: str) -> None:
+        """Give back what vanished pods held of a node whose kubelet reports again, or which is gone."""
+        for uid in [uid for uid, place in self._orphans.items() if place == node]:
+            del self._orphans[uid]
+            self._drop(uid)
+
+    def pod(self, uid: str) -> SchedulerPod | None:
+        with self.lock:
+            return self._pods.get(uid)
+
+    # Claims.
+
+    def claim(self, uid: str) -> Claim | None:
+        with self.lock:
+            return self._claims.get(uid)
+
+    def claims(self) -> list[Claim]:
+        with self.lock:
+            return list(self._claims.values())
+
+    def fit(self, query: FitQuery, names: Sequence[str]) -> NodeFits:
+        """Decide about nodes. The caller holds the lock if it claims what it finds."""
+        with self.lock:
+            return fit_nodes(self.table, names, query, self._search)
+
+    def available_gpus(self, node: str, uid: str) -> list[GpuAvailability]:
+        """Return what is free of a node's GPUs for a pod: what it holds itself counts as free."""
+        with self.lock:
+            holding = self._holdings.get(uid)
+            return self.table.available_gpus(node, holding.usage if holding and holding.node == node else None)
+
+    def place(self, query: FitQuery, node: str, uid: str) -> PlacedSlices:
+        """Choose GPUs of a node; raises InsufficientGpus."""
+        with self.lock:
+            gpus = allowed_gpus(query, node, self.available_gpus(node, uid))
+            return place_pod(
+                query.request, gpus, unit_mib=query.unit_mib, options=query.options, strategy=query.strategy
+            )
+
+    def take_claim(
+        self, pod: SchedulerPod, node: str, placed: PlacedSlices, *, timeout_s: float | None, group: str = ""
+    ) -> Claim:
+        """Hold GPUs for a pod, instead of what it held before."""
+        with self.lock:
+            before = self._give_back(pod.uid)
+            if before and before != node:
+                self.on_room(before)
+            expires_at = None if timeout_s is None else self._clock() + timeout_s
+            claim = Claim(pod, node, placed, next(self._numbers), group, expires_at)
+            self._claims[pod.uid] = claim
+            self._take(pod.uid, node, peak_usage(pod.request, placed))
+            return claim
+
+    def release_claim(self, uid: str) -> None:
+        """Give back what a pod claimed; nothing if it is bound by now."""
+        with self.lock:
+            if self._claims.pop(uid, None) is not None:
+                self._drop(uid)
+
+    def void_group(self, uid: str, group: str) -> None:
+        """Give back what members of a group claimed after this one.
+
+        kube-scheduler places a group pod by pod; if it filters a pod again, it has given up those after it.
+        """
+        with self.lock:
+            own = self._claims.get(uid)
+            if not group or own is None:
+                return
+            later = [
+                each.pod.uid
+                for each in self._claims.values()
+                if each.group == group and each.number > own.number and each.expires_at is not None
+            ]
+            for each in later:
+                self.release_claim(each)
+
+    def expire_claims(self) -> list[Claim]:
+        """Give back claims whose time is over, and return them."""
+        with self.lock:
+            now = self._clock()
+            expired = [each for each in self._claims.values() if each.expires_at is not None and each.expires_at <= now]
+            for claim in expired:
+                self.release_claim(claim.pod.uid)
+            return expired
+
+    def excluded_by_members(self, pod: SchedulerPod) -> dict[str, tuple[str, ...] | None]:
+        """Return the nodes or GPUs that other members of a pod's workload use, if it asks to be spread."""
+        with self.lock:
+            spread = pod.options.spread_members
+            if spread is None or not pod.owner:
+                return {}
+            excluded: dict[str, tuple[str, ...] | None] = {}
+            for uid in self._members.get(pod.owner, set()) | {
+                each.pod.uid for each in self._claims.values() if each.pod.owner == pod.owner
+            }:
+                holding = self._holdings.get(uid)
+                if uid == pod.uid or holding is None:
+                    continue
+                used = excluded.get(holding.node, ())
+                gpus = None if spread is SpreadMembers.NODE or used is None else (*used, *holding.usage)
+                excluded[holding.node] = gpus
+            return excluded
+
+    def holding(self, uid: str) -> Holding | None:
+        with self.lock:
+            return self._holdings.get(uid)
+
+    # The table.
+
+    def _take(self, uid: str, node: str, usage: Usage) -> None:
+        self._holdings[uid] = Holding(node, usage)
+        self._by_node.setdefault(node, set()).add(uid)
+        self.table.take(node, usage)
+
+    def _give_back(self, uid: str) -> str:
+        """Give back what a pod holds; returns the node, empty if it holds nothing."""
+        holding = self._holdings.pop(uid, None)
+        if holding is None:
+            return ""
+        uids = self._by_node.get(holding.node, set())
+        uids.discard(uid)
+        if not uids:
+            self._by_node.pop(holding.node, None)
+        self.table.give_back(holding.node, holding.usage)
+        return holding.node
+
+    def _drop(self, uid: str) -> None:
+        self._claims.pop(uid, None)
+        if node := self._give_back(uid):
+            self.on_room(node)
+
+
+def has_same_gpus(before: SchedulerPod, pod: SchedulerPod) -> bool:
+    return (before.node, before.placed, before.minors) == (pod.node, pod.placed, pod.minors)
+
+
+def is_newer(pod: SchedulerPod, other: SchedulerPod) -> bool:
+    """Whether a pod was read after another version of it. The API server counts versions for all objects together."""
+    return int(pod.metadata.resource_version or 0) > int(other.metadata.resource_version or 0)

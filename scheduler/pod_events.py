@@ -1,0 +1,74 @@
+"""Events on pods that wait for GPUs, or could not be bound. A thread of its own writes them: no decision waits."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from cluster.events import WARNING, EventRecorder
+from scheduler.pods import SchedulerPod
+
+MAX_QUEUED = 1024
+MAX_REMEMBERED = 20_000
+# The numbers of a pod that waits change with every pod that ends. An event with other numbers is written this often,
+# and one with other problems after the shorter time.
+REPEAT_S, MIN_INTERVAL_S = 900.0, 60.0
+JOIN_TIMEOUT_S = 5.0
+
+
+class PodEvents:
+    """Records events from a queue. Never blocks: a full queue drops events."""
+
+    def __init__(self, recorder: EventRecorder, clock: Callable[[], float]) -> None:
+        self._recorder, self._clock = recorder, clock
+        self._queue: queue.Queue[tuple[SchedulerPod, str, str] | None] = queue.Queue(MAX_QUEUED)
+        # Guards `_written`: filter and bind run on several threads.
+        self._lock = threading.Lock()
+        self._written: dict[str, tuple[tuple[str, frozenset[str]], float]] = {}
+        self._log = structlog.get_logger()
+        self._thread = threading.Thread(target=self._run, name="pod-events", daemon=True)
+
+    def start(self) -> "PodEvents":
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            return
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def record_waiting(self, pod: SchedulerPod, reason: str, message: str, problems: frozenset[str]) -> None:
+        """Record why a pod waits, unless its last event says so or is too recent."""
+        now = self._clock()
+        with self._lock:
+            before = self._written.get(pod.uid)
+            if before is not None:
+                interval_s = REPEAT_S if before[0] == (reason, problems) else MIN_INTERVAL_S
+                if now - before[1] < interval_s:
+                    return
+            if len(self._written) >= MAX_REMEMBERED:
+                self._written.clear()
+            self._written[pod.uid] = (reason, problems), now
+        self.record(pod, reason, message)
+
+    def record(self, pod: SchedulerPod, reason: str, message: str) -> None:
+        try:
+            self._queue.put_nowait((pod, reason, message))
+        except queue.Full:
+            self._log.warning("event_dropped", pod=pod.title)
+
+    def forget(self, uid: str) -> None:
+        with self._lock:
+            self._written.pop(uid, None)
+
+    def _run(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            pod, reason, message = entry
+            try:
+                self._recorder.record(pod.reference(), reason, message, type_=WARNING)
+            except Exception:  # the outermost frame of the thread, which has to survive
+                self._log.exception("event_failed", pod=pod.title)

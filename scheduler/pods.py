@@ -1,0 +1,117 @@
+"""GPU pods, reduced to what the scheduler needs: every GPU pod of the cluster is cached."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from msgspec import field
+
+from cluster.objects import Metadata, Object, ObjectReference, Pod, PodStatus
+from vcuda.gpu_availability import GpuAvailability, GpuUsage
+from vcuda.inventory import Gpu
+from vcuda.ledger import PodKey, pack_uid
+from vcuda.limits import admitted_options
+from vcuda.names import MIRROR_ANNOTATION
+from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, place_pod, promised_usage, slices_on_cards
+from vcuda.placement_annotation import GpuSlice, decode_placement
+from vcuda.pod import PodSpec
+from vcuda.pod_options import PodOptions
+from vcuda.predicates import predicate_minors
+from vcuda.request import PodRequest, request_held_by
+from vcuda.scheme import Scheme
+
+POD_SCHEDULED = "PodScheduled"
+
+
+class SchedulerPod(Object, frozen=True, kw_only=True):
+    """A GPU pod. `node` is empty until it is bound.
+
+    `placed` are the GPUs in its annotation, and `minors` those that gpu-manager gave it. `owner` is the UID of the
+    workload it is a member of. `scheduling_failure` is what kube-scheduler reported when it could not place the pod.
+    """
+
+    key: PodKey = ""
+    request: PodRequest = PodRequest()
+    options: PodOptions = PodOptions()
+    node: str = ""
+    placed: dict[str, tuple[GpuSlice, ...]] | None = None
+    minors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    owner: str = ""
+    priority: int = 0
+    created_s: float = 0.0
+    has_ended: bool = False
+    is_deleting: bool = False
+    scheduling_failure: str = ""
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid
+
+    @property
+    def title(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def queue_position(self) -> tuple[int, float, str]:
+        """The order in which waiting pods are served: the highest priority first, then the oldest."""
+        return -self.priority, self.created_s, self.uid
+
+    def reference(self) -> ObjectReference:
+        """Return what an event about the pod refers to."""
+        metadata = self.metadata
+        return ObjectReference("v1", "Pod", metadata.namespace, metadata.name, metadata.uid)
+
+
+def scheduler_pod_of(pod: Pod, scheme: Scheme) -> SchedulerPod | None:
+    """Reduce a pod of the cluster; None if it requests no GPU, or is the mirror of a static pod."""
+    return reduce_pod(pod.metadata, pod.spec, pod.status, scheme)
+
+
+def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Scheme) -> SchedulerPod | None:
+    annotations = metadata.annotations
+    request = request_held_by(spec, annotations, scheme)
+    if not request.is_gpu or MIRROR_ANNOTATION in annotations:
+        return None
+    created = metadata.creation_timestamp
+    failures = [each for each in status.conditions if each.type == POD_SCHEDULED and each.status == "False"]
+    return SchedulerPod(
+        metadata=metadata.identity(),
+        key=pack_uid(metadata.uid),
+        request=request,
+        options=admitted_options(annotations, scheme),
+        node=spec.node_name or "",
+        placed=decode_placement(annotations.get(scheme.names.placement, "")),
+        minors=predicate_minors(spec, annotations, scheme) if spec.node_name else {},
+        owner=next((each.uid for each in metadata.owner_references if each.controller), ""),
+        priority=spec.priority or 0,
+        created_s=datetime.fromisoformat(created).timestamp() if created else 0.0,
+        has_ended=status.has_ended,
+        is_deleting=metadata.deletion_timestamp is not None,
+        scheduling_failure=f"{failures[0].reason}: {failures[0].message}" if failures else "",
+    )
+
+
+def bound_usage(pod: SchedulerPod, gpus: Sequence[GpuAvailability], unit_mib: int) -> dict[str, GpuUsage]:
+    """Return what a bound pod holds of each GPU of its node, given what is free beside it.
+
+    From its placement, or from gpu-manager's. A pod that has neither yet was bound by another scheduler: the node
+    plugin will place it with the same function as here.
+    """
+    cards = [each.gpu for each in gpus]
+    if pod.placed is not None and (usage := promised_usage(pod.request, pod.placed, cards, unit_mib)):
+        return usage
+    if pod.minors and (usage := usage_by_minors(pod.request, pod.minors, cards, unit_mib)):
+        return usage
+    try:
+        placed = place_pod(pod.request, gpus, unit_mib=unit_mib, options=pod.options)
+    except InsufficientGpus:
+        return {}
+    return peak_usage(pod.request, placed)
+
+
+def usage_by_minors(
+    request: PodRequest, minors: Mapping[str, tuple[int, ...]], gpus: Sequence[Gpu], unit_mib: int
+) -> dict[str, GpuUsage]:
+    by_minor = {gpu.index if gpu.minor is None else gpu.minor: gpu.uuid for gpu in gpus}
+    cards = {name: [by_minor[minor] for minor in numbers if minor in by_minor] for name, numbers in minors.items()}
+    placed: PlacedSlices = slices_on_cards(request, cards, gpus, unit_mib)
+    return peak_usage(request, placed)

@@ -1,0 +1,39 @@
+"""Tells people what the scheduler decided about a pod: in the decision log, and as events on the pod."""
+
+from scheduler.decisions import DecisionLog
+from scheduler.pod_events import PodEvents
+from scheduler.pods import SchedulerPod
+from vcuda.ledger import ChargeResult
+from vcuda.node_fit import NodeProblem
+from vcuda.placement import PlacedSlices
+
+UNCHARGED = "the pod is not charged to the GPU quota of its namespace yet"
+
+
+class Reporter:
+    def __init__(self, decisions: DecisionLog, events: PodEvents) -> None:
+        self._decisions, self._events = decisions, events
+
+    def report_uncharged(self, pod: SchedulerPod) -> None:
+        self._decisions.record(pod, "filter", "refused", UNCHARGED)
+        self._events.record_waiting(pod, "NotCharged", UNCHARGED, frozenset())
+
+    def report_refused(self, pod: SchedulerPod, summary: str, problems: dict[NodeProblem, int]) -> None:
+        nodes = {problem.text: count for problem, count in problems.items()}
+        self._decisions.record(pod, "filter", "refused", summary, nodes=nodes)
+        self._events.record_waiting(pod, "InsufficientGPUs", summary, frozenset(nodes))
+
+    def report_bound(self, pod: SchedulerPod, node: str, placed: PlacedSlices) -> None:
+        gpus = sorted({each.uuid for slices in placed.values() for each in slices})
+        self._decisions.record(pod, "bind", "bound", f"bound to {node}", node=node, gpus=gpus)
+        self._events.forget(pod.uid)
+
+    def report_not_bound(self, pod: SchedulerPod, node: str, message: str) -> None:
+        self._decisions.record(pod, "bind", "failed", message, node=node)
+
+    def report_charge_refused(self, pod: SchedulerPod, node: str, result: ChargeResult) -> str:
+        """Return the message, too."""
+        message = f"not bound to {node}: {'; '.join(map(str, result.reasons))}"
+        self._decisions.record(pod, "bind", "refused", message, node=node)
+        self._events.record(pod, result.reasons[0].code, message)
+        return message

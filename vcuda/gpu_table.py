@@ -1,0 +1,271 @@
+"""What is free of every GPU of a cluster, in arrays: one column for each node, one row for each of its GPUs.
+
+A scheduler looks at all nodes for every pod. With array operations that takes about a millisecond for 5,000 nodes,
+whatever the pod requests, so no results have to be cached and invalidated. The GPUs of a node are along the first axis,
+because numpy then works on whole rows: `any` over the GPUs of 5,000 nodes takes 11 microseconds instead of 143.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from vcuda.gpu_availability import NO_USAGE, GpuAvailability, GpuUsage
+from vcuda.inventory import Gpu
+from vcuda.isolation import Isolation
+from vcuda.vocabulary import CORES_PER_CARD
+
+FIRST_SLOTS, FIRST_COLUMNS = 8, 64
+# The model number of a slot without a GPU.
+NO_GPU = 0
+# Below this part of all nodes, copying their columns is cheaper than computing with all columns.
+SMALL_PART = 4
+STRENGTH = {isolation: strength for strength, isolation in enumerate(Isolation)}
+
+Columns = NDArray[np.intp]
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+Amounts = NDArray[np.int32]
+
+
+class TableView(Struct, frozen=True):
+    """The GPUs of all nodes, or of some: arrays of slots by nodes. They are the table's own and must not be changed."""
+
+    columns: Columns
+    free_cores: Amounts
+    free_mib: Amounts
+    card_mib: Amounts
+    model: Amounts
+    isolation: Amounts
+    # Healthy and not cordoned.
+    usable: Flags
+    pool: Amounts
+
+    @property
+    def present(self) -> Flags:
+        """Which slots hold a GPU."""
+        flags: Flags = self.model != NO_GPU
+        return flags
+
+    @property
+    def unused(self) -> Flags:
+        """Which GPUs no pod holds. Both amounts count: a GPU whose driver does not report its memory has none free."""
+        flags: Flags = (self.free_cores == CORES_PER_CARD) & (self.free_mib == self.card_mib)
+        return flags
+
+
+class GpuTable:
+    """The GPUs of all nodes, and what is free of them. Not thread-safe.
+
+    Free amounts are negative where pods hold more than a GPU has.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, int] = {}
+        self._vacant: list[int] = []
+        # By column: the GPUs, why each is unavailable, and the slot of each UUID.
+        self._gpus: list[tuple[Gpu, ...]] = []
+        self._reasons: list[tuple[str, ...]] = []
+        self._slots: list[dict[str, int]] = []
+        # Slot and column of each GPU.
+        self._places: dict[str, tuple[int, int]] = {}
+        self._models: dict[str, int] = {"": NO_GPU}
+        self._pools: dict[str, int] = {"": 0}
+        shape = (FIRST_SLOTS, FIRST_COLUMNS)
+        self._free_cores = np.zeros(shape, np.int32)
+        self._free_mib = np.zeros(shape, np.int32)
+        self._card_mib = np.zeros(shape, np.int32)
+        self._model = np.zeros(shape, np.int32)
+        self._isolation = np.zeros(shape, np.int32)
+        self._usable = np.zeros(shape, np.bool_)
+        self._pool = np.zeros(FIRST_COLUMNS, np.int32)
+        # Counts the changes of each column, for callers that keep results of a node.
+        self._versions = np.zeros(FIRST_COLUMNS, np.int64)
+        self._name_order: Numbers | None = None
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def names(self) -> Iterable[str]:
+        return self._columns.keys()
+
+    def set_node(
+        self, name: str, gpus: Sequence[Gpu], pool: str = "", unavailable_reason: Callable[[Gpu], str] = lambda _: ""
+    ) -> None:
+        """Add a node or replace its GPUs, all of them unused: the caller takes again what pods hold of them."""
+        column = self._columns.get(name)
+        if column is None:
+            column = self._new_column(name)
+        if len(gpus) > len(self._model):
+            self._grow(len(gpus), self._model.shape[1])
+        self._clear(column)
+        self._gpus[column] = tuple(gpus)
+        self._reasons[column] = tuple(map(unavailable_reason, gpus))
+        self._slots[column] = {gpu.uuid: slot for slot, gpu in enumerate(gpus)}
+        self._pool[column] = self._pools.setdefault(pool, len(self._pools))
+        for slot, gpu in enumerate(gpus):
+            self._free_cores[slot, column] = CORES_PER_CARD
+            self._free_mib[slot, column] = self._card_mib[slot, column] = gpu.memory_mib
+            self._model[slot, column] = self._models.setdefault(gpu.model, len(self._models))
+            self._isolation[slot, column] = STRENGTH[gpu.isolation]
+            self._usable[slot, column] = not self._reasons[column][slot]
+            self._places[gpu.uuid] = slot, column
+        self._versions[column] += 1
+
+    def remove_node(self, name: str) -> None:
+        column = self._columns.pop(name, None)
+        if column is not None:
+            self._clear(column)
+            self._versions[column] += 1
+            self._vacant.append(column)
+            self._name_order = None
+
+    def take(self, name: str, usage: Mapping[str, GpuUsage]) -> None:
+        """Subtract what a pod holds from what is free; GPUs that the node does not have are ignored."""
+        self._change(name, usage, -1)
+
+    def give_back(self, name: str, usage: Mapping[str, GpuUsage]) -> None:
+        self._change(name, usage, 1)
+
+    def _change(self, name: str, usage: Mapping[str, GpuUsage], sign: int) -> None:
+        column = self._columns.get(name)
+        if column is None:
+            return
+        for uuid, (cores, mib) in usage.items():
+            slot = self._slots[column].get(uuid)
+            if slot is not None:
+                self._free_cores[slot, column] += sign * cores
+                self._free_mib[slot, column] += sign * mib
+        self._versions[column] += 1
+
+    def gpus(self, name: str) -> tuple[Gpu, ...]:
+        column = self._columns.get(name)
+        return () if column is None else self._gpus[column]
+
+    def available_gpus(self, name: str, without: Mapping[str, GpuUsage] | None = None) -> list[GpuAvailability]:
+        """Return what is free of each GPU of a node; `without` is not counted as held."""
+        column = self._columns.get(name)
+        if column is None:
+            return []
+        free: list[GpuAvailability] = []
+        for slot, (gpu, reason) in enumerate(zip(self._gpus[column], self._reasons[column], strict=True)):
+            cores, mib = (without or {}).get(gpu.uuid, NO_USAGE)
+            free_cores, free_mib = int(self._free_cores[slot, column]), int(self._free_mib[slot, column])
+            free.append(GpuAvailability(gpu, free_cores + cores, free_mib + mib, reason))
+        return free
+
+    def extract(self, names: Iterable[str]) -> "GpuTable":
+        """Return a table of its own with some of the nodes, for trying out placements."""
+        other = GpuTable()
+        for name in names:
+            column = self._columns.get(name)
+            if column is None:
+                continue
+            reasons = dict(zip(self._gpus[column], self._reasons[column], strict=True))
+            pool = next(pool for pool, number in self._pools.items() if number == self._pool[column])
+            other.set_node(name, self._gpus[column], pool, reasons.__getitem__)
+            free = self.available_gpus(name)
+            usage = {
+                each.gpu.uuid: (CORES_PER_CARD - each.free_cores, each.gpu.memory_mib - each.free_memory_mib)
+                for each in free
+            }
+            other.take(name, usage)
+        return other
+
+    def version(self, name: str) -> int:
+        """Return how often the column of a node changed; -1 if the node is not in the table."""
+        column = self._columns.get(name)
+        return -1 if column is None else int(self._versions[column])
+
+    def columns_of(self, names: Sequence[str]) -> Columns:
+        """Return the column of each node; -1 where there is none."""
+        try:
+            return np.fromiter(map(self._columns.__getitem__, names), np.intp, len(names))
+        except KeyError:
+            return np.fromiter((self._columns.get(name, -1) for name in names), np.intp, len(names))
+
+    def view(self, columns: Columns) -> tuple[TableView, Columns]:
+        """Return a view that has these nodes, and the position of each of them in it. No column may be -1."""
+        if SMALL_PART * len(columns) > len(self._columns):
+            everything = slice(None)
+            return self._view_of(everything, np.arange(self._model.shape[1])), columns
+        return self._view_of(columns, columns), np.arange(len(columns))
+
+    def _view_of(self, part: slice | Columns, columns: Columns) -> TableView:
+        return TableView(
+            columns=columns,
+            free_cores=self._free_cores[:, part],
+            free_mib=self._free_mib[:, part],
+            card_mib=self._card_mib[:, part],
+            model=self._model[:, part],
+            isolation=self._isolation[:, part],
+            usable=self._usable[:, part],
+            pool=self._pool[part],
+        )
+
+    def free_cores(self) -> int:
+        """Return how many cores of all usable GPUs are free."""
+        return int((self._free_cores * self._usable).sum())
+
+    def model_flags(self, is_wanted: Callable[[str], bool], view: TableView) -> Flags:
+        """Return which GPUs of a view are of a wanted model."""
+        wanted = np.fromiter((bool(name) and is_wanted(name) for name in self._models), np.bool_, len(self._models))
+        return wanted.take(view.model)
+
+    def pool_flags(self, pools: Sequence[str], view: TableView) -> Flags:
+        """Return which nodes of a view are in one of these pools."""
+        wanted = np.fromiter((name in pools for name in self._pools), np.bool_, len(self._pools))
+        return wanted.take(view.pool)
+
+    def gpu_flags(self, uuids: Iterable[str], view: TableView) -> Flags:
+        """Return which GPUs of a view have one of these UUIDs."""
+        flags = np.zeros(view.model.shape, np.bool_)
+        for uuid in uuids:
+            if (place := self._places.get(uuid)) is not None:
+                flags[place[0], view.columns == place[1]] = True
+        return flags
+
+    def name_order(self) -> Numbers:
+        """Return the position of every column in the order of node names, which breaks ties."""
+        if self._name_order is None:
+            order = np.zeros(len(self._versions), np.int64)
+            for position, name in enumerate(sorted(self._columns)):
+                order[self._columns[name]] = position
+            self._name_order = order
+        return self._name_order
+
+    def _new_column(self, name: str) -> int:
+        if self._vacant:
+            column = self._vacant.pop()
+        else:
+            column = len(self._gpus)
+            self._gpus.append(())
+            self._reasons.append(())
+            self._slots.append({})
+            if column >= len(self._versions):
+                self._grow(len(self._model), 2 * column)
+        self._columns[name] = column
+        self._name_order = None
+        return column
+
+    def _grow(self, slots: int, columns: int) -> None:
+        added = ((0, slots - self._model.shape[0]), (0, columns - self._model.shape[1]))
+        self._free_cores, self._free_mib = np.pad(self._free_cores, added), np.pad(self._free_mib, added)
+        self._card_mib, self._model = np.pad(self._card_mib, added), np.pad(self._model, added)
+        self._isolation, self._usable = np.pad(self._isolation, added), np.pad(self._usable, added)
+        self._pool, self._versions = np.pad(self._pool, added[1]), np.pad(self._versions, added[1])
+        self._name_order = None
+
+    def _clear(self, column: int) -> None:
+        for uuid, slot in self._slots[column].items():
+            if self._places.get(uuid) == (slot, column):
+                del self._places[uuid]
+        self._gpus[column], self._reasons[column], self._slots[column] = (), (), {}
+        for amounts in (self._free_cores, self._free_mib, self._card_mib, self._model, self._isolation):
+            amounts[:, column] = 0
+        self._usable[:, column] = False
+        self._pool[column] = 0
