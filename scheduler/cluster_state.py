@@ -16,7 +16,7 @@ from scheduler.pods import SchedulerPod, bound_usage
 from vcuda.gpu_availability import GpuAvailability, GpuUsage
 from vcuda.gpu_table import GpuTable
 from vcuda.inventory import unavailable_reason
-from vcuda.node_fit import FitQuery, NodeFits, NodeSearch, allowed_gpus, fit_nodes
+from vcuda.node_fit import BestFree, FitQuery, NodeFits, NodeFitter, allowed_gpus
 from vcuda.placement import PlacedSlices, peak_usage, place_pod
 from vcuda.pod_options import SpreadMembers
 
@@ -63,7 +63,7 @@ class ClusterState:
         self._members: dict[str, set[str]] = {}
         # Pods that are gone from the API while their node is lost: their containers may still run.
         self._orphans: dict[str, str] = {}
-        self._search = NodeSearch()
+        self._fitter = NodeFitter(self.table)
         self._numbers = itertools.count()
         self._card_sizes: dict[str, int] | None = None
         self.on_room: Callable[[str], None] = lambda _: None
@@ -227,7 +227,11 @@ class ClusterState:
     def fit(self, query: FitQuery, names: Sequence[str]) -> NodeFits:
         """Decide about nodes. The caller holds the lock if it claims what it finds."""
         with self.lock:
-            return fit_nodes(self.table, names, query, self._search)
+            return self._fitter.fit(names, query)
+
+    def best_free(self, query: FitQuery) -> BestFree:
+        with self.lock:
+            return self._fitter.best_free(query)
 
     def available_gpus(self, node: str, uid: str) -> list[GpuAvailability]:
         """Return what is free of a node's GPUs for a pod: what it holds itself counts as free."""

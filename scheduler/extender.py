@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from scheduler.cluster_state import ClusterState
-from scheduler.extender_api import ExtenderArgs, ExtenderPod, FilterResult, HostPriority
+from scheduler.extender_api import ExtenderArgs, ExtenderPod, FilterResult, encode_names
 from scheduler.ledgers import Grant, LedgerCache
 from scheduler.pods import SchedulerPod, reduce_pod
 from scheduler.reporting import UNCHARGED, Reporter
@@ -15,6 +14,7 @@ from scheduler.waiting_pods import WaitingPods
 from settings.configuration import SchedulerSettings
 from vcuda.decision import Unavailable
 from vcuda.fit_summary import count_problems, describe_fits
+from vcuda.gpu_table import Columns, Numbers
 from vcuda.node_fit import FitQuery, NodeFits, NodeProblem
 from vcuda.placement import InsufficientGpus
 from vcuda.scheme import Scheme
@@ -27,15 +27,12 @@ MAX_RANKINGS = 16
 MAX_REFUSED = 10_000
 
 
-# Whole Node objects by name; None if the scheduler sent names only.
-WholeNodes = dict[str, msgspec.Raw] | None
-
-
 class Ranking(Struct, frozen=True):
-    """The nodes that fit a pod, best first, and a level for each that is equal for equally good nodes."""
+    """The order of the nodes that fit a pod: their positions, best first. `asked` is the answer to filter, as JSON."""
 
-    names: Sequence[str]
-    levels: Sequence[int]
+    asked: bytes
+    fits: NodeFits
+    order: Columns
 
 
 class Extender:
@@ -59,12 +56,11 @@ class Extender:
 
     def filter(self, args: ExtenderArgs) -> FilterResult:
         """Return the nodes that fit, and a reason for each of the others; claim GPUs on the best one."""
-        whole = args.nodes.by_name() if args.nodes is not None and args.node_names is None else None
-        names: Sequence[str] = list(whole) if whole is not None else args.node_names or []
+        names = args.names()
         pod = self.read_pod(args.pod)
         if pod is None:
-            return filter_result(names, {}, {}, whole)
-        spec = args.pod.spec if args.pod else ExtenderPod().spec
+            return FilterResult(names)
+        spec = args.pod.spec
         self._check_unbound(pod)
         self._state.void_group(pod.uid, spec.group)
         self._waiting.note_asked(pod.uid, lambda node: node in names)
@@ -75,21 +71,22 @@ class Extender:
         if not grant.is_charged:
             self._waiting.add(pod, events, UNCHARGED, is_blocked_by_ledger=True)
             self._reporter.report_uncharged(pod)
-            return filter_result([], {}, dict.fromkeys(names, NodeProblem.UNCHARGED.text), whole)
+            return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names})
         timeout_s = self._settings.volume_timeout_s if spec.waits_before_binding else self._settings.claim_timeout_s
         query = self.query(pod, grant)
         with self._state.lock:
             fits = self._state.fit(query, names)
             order = self._claim_best(pod, query, fits, timeout_s, spec.group)
+        result = result_of(fits)
         if order is None:
             self._refuse(pod, query, fits, grant, events)
         else:
-            self._remember(pod.uid, Ranking([names[at] for at in order], levels_of(fits, order)))
+            self._remember(pod.uid, Ranking(result.fitting_json, fits, order))
             self._waiting.remove(pod.uid)
-        return self._result(fits, whole)
+        return result
 
-    def read_pod(self, pod: ExtenderPod | None) -> SchedulerPod | None:
-        return reduce_pod(pod.metadata, pod.spec, pod.status, self._scheme) if pod else None
+    def read_pod(self, pod: ExtenderPod) -> SchedulerPod | None:
+        return reduce_pod(pod.metadata, pod.spec, pod.status, self._scheme)
 
     def _check_unbound(self, pod: SchedulerPod) -> None:
         """Raise Unavailable if the pod cannot be filtered now: kube-scheduler then tries again later."""
@@ -136,7 +133,7 @@ class Extender:
 
     def _claim_best(
         self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, timeout_s: float, group: str
-    ) -> Sequence[int] | None:
+    ) -> Columns | None:
         """Claim GPUs on the best node, and return the positions of all that fit, best first; None if none does."""
         order = fits.ranked()
         for position in order:
@@ -148,11 +145,13 @@ class Extender:
                 fits.problems[position] = NodeProblem.COMBINATION
                 continue
             self._state.take_claim(pod, node, placed, timeout_s=timeout_s, group=group)
-            return [int(at) for at in order if fits.problems[at] == NodeProblem.NONE]
+            fitting: Columns = order[fits.problems[order] == NodeProblem.NONE]
+            return fitting
         return None
 
     def _refuse(self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, grant: Grant, events: int) -> None:
-        summary, problems = describe_fits(query, fits, grant.refusals), count_problems(fits)
+        summary = describe_fits(query, fits, self._state.best_free(query), grant.refusals)
+        problems = count_problems(fits)
         is_blocked_by_ledger = NodeProblem.QUOTA in problems and not any(each.is_resolvable for each in problems)
         self._waiting.add(pod, events, summary, is_blocked_by_ledger=is_blocked_by_ledger)
         self._reporter.report_refused(pod, summary, problems)
@@ -163,62 +162,38 @@ class Extender:
         while len(self._rankings) > MAX_RANKINGS:
             del self._rankings[next(iter(self._rankings))]
 
-    def _result(self, fits: NodeFits, whole: WholeNodes) -> FilterResult:
-        if not fits.problems.any():
-            return filter_result(fits.names, {}, {}, whole)
-        fitting: list[str] = []
-        failed: dict[str, str] = {}
-        unresolvable: dict[str, str] = {}
-        for name, code in zip(fits.names, fits.problems.tolist(), strict=True):
-            if not code:
-                fitting.append(name)
-            elif RESOLVABLE[code]:
-                failed[name] = PROBLEM_TEXTS[code]
-            else:
-                unresolvable[name] = PROBLEM_TEXTS[code]
-        return filter_result(fitting, failed, unresolvable, whole)
-
-    def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
-        """Return a score for each node: its rank, or its level for pods that have preferences of their own."""
-        names = args.node_names if args.node_names is not None else list(args.nodes.by_name() if args.nodes else ())
-        pod = self.read_pod(args.pod)
-        if pod is None or args.pod is None:
-            return [HostPriority(name, 0) for name in names]
-        ranking = self._rankings.pop(pod.uid, None)
-        if ranking is None:
-            # Asked without filter: by another scheduler, or after a restart.
-            fits = self._state.fit(self.query(pod, self.grant(pod)), names)
-            order = fits.ranked()
-            ranking = Ranking([names[at] for at in order], levels_of(fits, [int(at) for at in order]))
+    def prioritize(self, args: ExtenderArgs) -> tuple[Sequence[str], Sequence[int]]:
+        """Return the nodes, best first, and the score of each: its rank, or its level for pods with preferences."""
+        ranking = self._rankings.pop(args.pod.metadata.uid, None)
+        # kube-scheduler asks about the nodes that filter returned. Otherwise it is another scheduler, or we restarted.
+        if ranking is None or ranking.asked != args.names_json:
+            pod, every = self.read_pod(args.pod), args.names()
+            if pod is None:
+                return every, [0] * len(every)
+            fits = self._state.fit(self.query(pod, self.grant(pod)), every)
+            ranking = Ranking(b"", fits, fits.ranked())
+        names: list[str] = ranking.fits.names[ranking.order].tolist()
         if args.pod.spec.has_preferences:
-            scores = dict(zip(ranking.names, ranking.levels, strict=True))
-        else:
-            scores = dict(zip(ranking.names, range(len(ranking.names) - 1, -1, -1), strict=True))
-        return [HostPriority(name, scores.get(name, 0)) for name in names]
+            return names, levels_of(ranking.fits.keys[ranking.order]).tolist()
+        return names, range(len(names) - 1, -1, -1)
 
 
-# By number: looked up once for every node of a filter.
-RESOLVABLE = [problem.is_resolvable for problem in NodeProblem]
-PROBLEM_TEXTS = [problem.text for problem in NodeProblem]
-
-
-def levels_of(fits: NodeFits, order: Sequence[int]) -> list[int]:
-    """Return the level of each node in a ranking, the highest best; equally good nodes have the same."""
-    if not order:
-        return []
-    _, dense = np.unique(fits.keys[order], return_inverse=True)
-    count = int(dense.max()) + 1
-    levels: list[int] = (LEVELS - 1 - dense * LEVELS // max(count, LEVELS)).tolist()
+def levels_of(keys: Numbers) -> Numbers:
+    """Return the level of each key, of ascending ones; the highest is best."""
+    if not len(keys):
+        return keys
+    # How many different keys come before each.
+    better = np.concatenate(([0], np.cumsum(keys[1:] != keys[:-1])))
+    levels: Numbers = LEVELS - 1 - better * LEVELS // max(int(better[-1]) + 1, LEVELS)
     return levels
 
 
-def filter_result(
-    fitting: Sequence[str],
-    failed: dict[str, str],
-    unresolvable: dict[str, str],
-    whole: WholeNodes,
-) -> FilterResult:
-    if whole is None:
-        return FilterResult(node_names=list(fitting), failed_nodes=failed, failed_and_unresolvable_nodes=unresolvable)
-    nodes = {"items": [whole[name] for name in fitting]}
-    return FilterResult(nodes=nodes, failed_nodes=failed, failed_and_unresolvable_nodes=unresolvable)
+def result_of(fits: NodeFits) -> FilterResult:
+    nodes = fits.by_problem()
+    fitting = nodes.pop(NodeProblem.NONE, [])
+    return FilterResult(
+        fitting=fitting,
+        fitting_json=encode_names(fitting),
+        failed={problem.text: names for problem, names in nodes.items() if problem.is_resolvable},
+        unresolvable={problem.text: names for problem, names in nodes.items() if not problem.is_resolvable},
+    )

@@ -4,7 +4,8 @@ The Go types have no JSON tags, so their field names are the keys. Extenders of 
 some of them in lower case.
 """
 
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -16,6 +17,9 @@ from vcuda.decoding import decoder_for
 from vcuda.pod import PodSpec
 
 Body = TypeVar("Body")
+NULL = msgspec.Raw(b"null")
+# What stands between two nodes in prioritize's answer, by the score of the first.
+SCORES: list[str] = []
 
 
 class Preferences(Struct, frozen=True, rename="camel"):
@@ -109,18 +113,37 @@ class NodeList(Struct, frozen=True):
         return {decoder_for(NamedNode).decode(raw).metadata.name: raw for raw in self.items or ()}
 
 
-class ExtenderArgs(Struct, frozen=True, rename="pascal"):
-    """A pod, and the nodes that passed the scheduler's own filters: by name, or as whole objects."""
-
+class RawArgs(Struct, frozen=True, rename="pascal"):
     pod: ExtenderPod | None = None
     nodes: NodeList | None = None
-    node_names: list[str] | None = None
+    node_names: msgspec.Raw = NULL
 
 
 class LowerCaseArgs(Struct, frozen=True):
     pod: ExtenderPod | None = None
     nodes: NodeList | None = None
-    nodenames: list[str] | None = None
+    nodenames: msgspec.Raw = NULL
+
+
+class ExtenderArgs(Struct, frozen=True):
+    """A pod, and the nodes that passed the scheduler's own filters: by name, or as whole objects.
+
+    The names are kept as JSON: prioritize gets those that filter has returned, and need not decode them again. It is
+    empty if there are whole objects.
+    """
+
+    pod: ExtenderPod
+    names_json: bytes
+    whole_nodes: dict[str, msgspec.Raw] | None
+
+    def names(self) -> list[str]:
+        """Return the names; raises BadRequest if one could not be the name of a node."""
+        if self.whole_nodes is not None:
+            return [name for name in self.whole_nodes if '"' not in name and "\\" not in name]
+        # Only an escaped character could make a name invalid, and the answers are built from the names as they are.
+        if b"\\" in self.names_json:
+            raise BadRequest("NodeNames: a name has an escaped character; send names of nodes")
+        return decode_body(self.names_json, list[str])
 
 
 class BindingArgs(Struct, frozen=True):
@@ -130,19 +153,18 @@ class BindingArgs(Struct, frozen=True):
     node: str = field(name="Node", default="")
 
 
-class FilterResult(Struct, frozen=True, rename="pascal"):
-    """Exactly one of `nodes` and `node_names` is set, like in the request."""
+class FilterResult(Struct, frozen=True):
+    """The nodes that fit, and the others by the text that says why not.
 
-    nodes: dict[str, Any] | None = None
-    node_names: list[str] | None = None
-    failed_nodes: dict[str, str] = {}
-    failed_and_unresolvable_nodes: dict[str, str] = {}
+    kube-scheduler may evict pods from the nodes in `failed`, to make room; not from those in `unresolvable`.
+    """
+
+    fitting: Sequence[str] = ()
+    failed: Mapping[str, Sequence[str]] = {}
+    unresolvable: Mapping[str, Sequence[str]] = {}
     error: str = ""
-
-
-class HostPriority(Struct, frozen=True, rename="pascal"):
-    host: str
-    score: int
+    # `fitting` as JSON, if it is known already.
+    fitting_json: bytes = b""
 
 
 class BindingResult(Struct, frozen=True, rename="pascal"):
@@ -151,15 +173,18 @@ class BindingResult(Struct, frozen=True, rename="pascal"):
 
 def decode_args(body: bytes) -> ExtenderArgs:
     """Decode the request of filter or prioritize; raises BadRequest."""
-    args = decode_body(body, ExtenderArgs)
-    if args.pod is None:
+    raw = decode_body(body, RawArgs)
+    pod, nodes, names = raw.pod, raw.nodes, bytes(raw.node_names)
+    if pod is None:
         lower = decode_body(body, LowerCaseArgs)
-        args = ExtenderArgs(lower.pod, lower.nodes, lower.nodenames)
-    if args.pod is None:
+        pod, nodes, names = lower.pod, lower.nodes, bytes(lower.nodenames)
+    if pod is None:
         raise BadRequest("Pod: missing; send the pod to be scheduled")
-    if args.node_names is None and args.nodes is None:
+    if names != b"null":
+        return ExtenderArgs(pod, names, None)
+    if nodes is None:
         raise BadRequest("NodeNames: missing; send the names of the nodes, or the nodes in Nodes")
-    return args
+    return ExtenderArgs(pod, b"", nodes.by_name())
 
 
 def decode_binding(body: bytes) -> BindingArgs:
@@ -176,3 +201,44 @@ def decode_body(body: bytes, type_: type[Body]) -> Body:
         return decoder_for(type_).decode(body)
     except DECODE_ERRORS as error:
         raise BadRequest(f"invalid request: {describe_decode_error(error)}") from None
+
+
+def encode_names(names: Sequence[str]) -> bytes:
+    """Return names as a JSON list, in the form in which kube-scheduler sends them back."""
+    return ('["' + '","'.join(names) + '"]').encode() if names else b"[]"
+
+
+def encode_filter_result(result: FilterResult, whole: dict[str, msgspec.Raw] | None = None) -> bytes:
+    """Encode an ExtenderFilterResult; with whole nodes if the request had them.
+
+    Built by joining names, five times faster than encoding a dictionary of 5,000 nodes. Names are plain, as the API
+    server accepts no others, and the texts are ours.
+    """
+    names, items = result.fitting_json or encode_names(result.fitting), b"null"
+    if whole is not None:
+        names, items = b"null", b'{"items":[%b]}' % b",".join(bytes(whole[name]) for name in result.fitting)
+    return b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":%b}' % (
+        items,
+        names,
+        encode_failed(result.failed),
+        encode_failed(result.unresolvable),
+        msgspec.json.encode(result.error),
+    )
+
+
+def encode_failed(nodes: Mapping[str, Sequence[str]]) -> bytes:
+    parts = ['"' + f'":"{text}","'.join(names) + f'":"{text}"' for text, names in nodes.items() if names]
+    return ("{" + ",".join(parts) + "}").encode()
+
+
+def encode_priorities(names: Sequence[str], scores: Sequence[int]) -> bytes:
+    """Encode a HostPriorityList."""
+    if not names:
+        return b"[]"
+    while len(SCORES) <= scores[0]:
+        SCORES.append(f'","Score":{len(SCORES)}}},{{"Host":"')
+    # Names and scores alternate. For ranks, which are consecutive, the scores are a slice.
+    parts = [""] * (2 * len(names))
+    parts[0::2] = names
+    parts[1::2] = SCORES[scores[0] :: -1] if isinstance(scores, range) else [SCORES[score] for score in scores]
+    return ('[{"Host":"' + "".join(parts)).removesuffix(',{"Host":"').encode() + b"]"

@@ -16,7 +16,7 @@ from scheduler.waiting_pods import WaitingPod, WaitingPods
 from vcuda.decision import Unavailable
 from vcuda.gpu_table import GpuTable
 from vcuda.names import Names
-from vcuda.node_fit import FitQuery, NodeSearch, allowed_gpus, fit_nodes
+from vcuda.node_fit import FitQuery, NodeFitter, allowed_gpus
 from vcuda.placement import InsufficientGpus, peak_usage, place_pod
 
 # kube-scheduler requeues most pods itself, within milliseconds of the event that made room. This long is left to it.
@@ -102,7 +102,8 @@ class Requeuer:
             if any(nodes is None for _, nodes in candidates):
                 names = set(self._state.table.names())
             trial = self._state.table.extract(names)
-        search, chosen = NodeSearch(), []
+        fitter = NodeFitter(trial)
+        chosen: list[tuple[SchedulerPod, str]] = []
         hopeless: set[tuple[object, ...]] = set()
         for waiting, nodes in candidates:
             pod = waiting.pod
@@ -114,7 +115,7 @@ class Requeuer:
             # Room only shrinks during a pass: where one pod does not fit, an equal one does not either.
             if key in hopeless:
                 continue
-            node = take_best(trial, sorted(nodes) if nodes is not None else sorted(names), query, search)
+            node = take_best(trial, fitter, sorted(names if nodes is None else nodes), query)
             if node:
                 chosen.append((pod, node))
             else:
@@ -133,11 +134,11 @@ class Requeuer:
         return 1
 
 
-def take_best(table: GpuTable, names: list[str], query: FitQuery, search: NodeSearch) -> str:
+def take_best(table: GpuTable, fitter: NodeFitter, names: list[str], query: FitQuery) -> str:
     """Take GPUs for a pod on the best of these nodes; returns the node, empty if it fits on none."""
-    fits = fit_nodes(table, names, query, search)
+    fits = fitter.fit(names, query)
     for position in fits.ranked():
-        name: str = names[position]
+        name: str = fits.names[position]
         gpus = allowed_gpus(query, name, table.available_gpus(name))
         try:
             placed = place_pod(

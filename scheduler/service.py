@@ -26,7 +26,14 @@ from scheduler.binding import Binder, BindFailed
 from scheduler.cluster_state import ClusterState
 from scheduler.decisions import PATH, DecisionLog, list_decisions
 from scheduler.extender import Extender
-from scheduler.extender_api import BindingResult, FilterResult, decode_args, decode_binding
+from scheduler.extender_api import (
+    BindingResult,
+    FilterResult,
+    decode_args,
+    decode_binding,
+    encode_filter_result,
+    encode_priorities,
+)
 from scheduler.http_server import TEXT, ExtenderServer, Reply
 from scheduler.leadership import LeaseObserver
 from scheduler.ledgers import LedgerCache
@@ -248,14 +255,15 @@ class Service:
             return Reply(503, f"{error}\n".encode(), TEXT), "unavailable"
 
     def _filter(self, body: bytes) -> bytes:
+        args = decode_args(body)
         try:
-            result = self.extender.filter(decode_args(body))
+            result = self.extender.filter(args)
         except Unavailable as error:
             result = FilterResult(error=str(error))
-        return msgspec.json.encode(result)
+        return encode_filter_result(result, args.whole_nodes)
 
     def _prioritize(self, body: bytes) -> bytes:
-        return msgspec.json.encode(self.extender.prioritize(decode_args(body)))
+        return encode_priorities(*self.extender.prioritize(decode_args(body)))
 
     def _bind(self, body: bytes) -> bytes:
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vcuda.decision import Reason
 from vcuda.memory_units import describe_mib
-from vcuda.node_fit import FitQuery, NodeFits, NodeProblem
+from vcuda.node_fit import BestFree, FitQuery, NodeFits, NodeProblem
 from vcuda.request import ContainerRequest, share_memory_mib
 
 
@@ -21,7 +21,9 @@ def count_problems(fits: NodeFits) -> dict[NodeProblem, int]:
     return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
 
 
-def describe_fits(query: FitQuery, fits: NodeFits, refusals: Mapping[str, tuple[Reason, ...]] | None = None) -> str:
+def describe_fits(
+    query: FitQuery, fits: NodeFits, best: BestFree, refusals: Mapping[str, tuple[Reason, ...]] | None = None
+) -> str:
     """Return a text such as "6 of 8 nodes: no GPU with 12 GiB free, the best has 10 GiB; 2 of 8: no A100".
 
     `refusals` are the reasons of the quota against each model.
@@ -32,17 +34,17 @@ def describe_fits(query: FitQuery, fits: NodeFits, refusals: Mapping[str, tuple[
     parts: list[str] = []
     for problem, count in count_problems(fits).items():
         nodes = f"{count} of {total} nodes" if not parts else f"{count} of {total}"
-        parts.append(f"{nodes}: {describe_problem(problem, query, fits, refusals or {})}")
+        parts.append(f"{nodes}: {describe_problem(problem, query, best, refusals or {})}")
     return "; ".join(parts)
 
 
 def describe_problem(
-    problem: NodeProblem, query: FitQuery, fits: NodeFits, refusals: Mapping[str, tuple[Reason, ...]]
+    problem: NodeProblem, query: FitQuery, best: BestFree, refusals: Mapping[str, tuple[Reason, ...]]
 ) -> str:
     describe = DETAILS.get(problem)
     if problem is NodeProblem.QUOTA and refusals:
         return "; ".join(sorted({reason.problem for reasons in refusals.values() for reason in reasons}))
-    return describe(query, fits) if describe else problem.text
+    return describe(query, best) if describe else problem.text
 
 
 def largest_fraction(query: FitQuery) -> ContainerRequest | None:
@@ -64,50 +66,50 @@ def needed_gpus(query: FitQuery) -> int:
     return max(each.share.whole_cards for each in query.request.containers)
 
 
-def describe_memory(query: FitQuery, fits: NodeFits) -> str:
+def describe_memory(query: FitQuery, best: BestFree) -> str:
     container = largest_fraction(query)
-    best = describe_mib(fits.best_mib)
+    free = describe_mib(best.mib)
     if container is not None and container.share.memory_follows_cores:
-        return f"no GPU with {container.share.cores} % of its memory free, the best has {best}"
-    return f"no GPU with {describe_mib(needed_mib(query))} free, the best has {best}"
+        return f"no GPU with {container.share.cores} % of its memory free, the best has {free}"
+    return f"no GPU with {describe_mib(needed_mib(query))} free, the best has {free}"
 
 
-def describe_cores(query: FitQuery, fits: NodeFits) -> str:
-    return f"no GPU with {needed_cores(query)} cores free, the best has {fits.best_cores}"
+def describe_cores(query: FitQuery, best: BestFree) -> str:
+    return f"no GPU with {needed_cores(query)} cores free, the best has {best.cores}"
 
 
-def describe_both(query: FitQuery, _: NodeFits) -> str:
+def describe_both(query: FitQuery, _: BestFree) -> str:
     return f"no GPU with {needed_cores(query)} cores and {describe_mib(needed_mib(query))} free together"
 
 
-def describe_unused(query: FitQuery, fits: NodeFits) -> str:
+def describe_unused(query: FitQuery, best: BestFree) -> str:
     wanted = needed_gpus(query)
-    return f"no {wanted} unused GPUs, the best node has {fits.best_unused}" if wanted > 1 else "no unused GPU"
+    return f"no {wanted} unused GPUs, the best node has {best.unused}" if wanted > 1 else "no unused GPU"
 
 
-def describe_too_few(query: FitQuery, _: NodeFits) -> str:
+def describe_too_few(query: FitQuery, _: BestFree) -> str:
     return f"fewer than {needed_gpus(query)} GPUs of a model that the pod may use"
 
 
-def describe_too_small(query: FitQuery, _: NodeFits) -> str:
+def describe_too_small(query: FitQuery, _: BestFree) -> str:
     return f"no GPU has {describe_mib(needed_mib(query))}"
 
 
-def describe_model(query: FitQuery, _: NodeFits) -> str:
+def describe_model(query: FitQuery, _: BestFree) -> str:
     if query.options.models:
         return f"no {' or '.join(query.options.models)}"
     return f"only {' and '.join(query.options.avoided_models)}, which the pod excludes"
 
 
-def describe_pool(query: FitQuery, _: NodeFits) -> str:
+def describe_pool(query: FitQuery, _: BestFree) -> str:
     return f"not in a node pool of the namespace ({', '.join(query.pools or ()) or 'it has none'})"
 
 
-def describe_isolation(query: FitQuery, _: NodeFits) -> str:
+def describe_isolation(query: FitQuery, _: BestFree) -> str:
     return f"no GPU with isolation {query.options.min_isolation} or stronger"
 
 
-DETAILS: dict[NodeProblem, Callable[[FitQuery, NodeFits], str]] = {
+DETAILS: dict[NodeProblem, Callable[[FitQuery, BestFree], str]] = {
     NodeProblem.MEMORY: describe_memory,
     NodeProblem.CORES: describe_cores,
     NodeProblem.CORES_AND_MEMORY: describe_both,

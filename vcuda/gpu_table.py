@@ -6,6 +6,7 @@ because numpy then works on whole rows: `any` over the GPUs of 5,000 nodes takes
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from msgspec import Struct
@@ -27,6 +28,18 @@ Columns = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
 Amounts = NDArray[np.int32]
+# Python's own strings, so that parts of many names are taken by array operations.
+Names = NDArray[np.object_]
+
+
+def as_array(names: Sequence[str]) -> Names:
+    array = np.empty(len(names), np.object_)
+    array[:] = names
+    return array
+
+
+def reason_of(reasons: Mapping[str, str], gpu: Gpu) -> str:
+    return reasons[gpu.uuid]
 
 
 class TableView(Struct, frozen=True):
@@ -40,6 +53,8 @@ class TableView(Struct, frozen=True):
     isolation: Amounts
     # Healthy and not cordoned.
     usable: Flags
+    # Free cores of all usable GPUs of a node.
+    node_cores: Numbers
     pool: Amounts
 
     @property
@@ -53,6 +68,14 @@ class TableView(Struct, frozen=True):
         """Which GPUs no pod holds. Both amounts count: a GPU whose driver does not report its memory has none free."""
         flags: Flags = (self.free_cores == CORES_PER_CARD) & (self.free_mib == self.card_mib)
         return flags
+
+
+class AllNodes(Struct, frozen=True):
+    """The names of all nodes in the order of their columns."""
+
+    names: Names
+    columns: Columns
+    known: frozenset[str]
 
 
 class GpuTable:
@@ -80,9 +103,14 @@ class GpuTable:
         self._isolation = np.zeros(shape, np.int32)
         self._usable = np.zeros(shape, np.bool_)
         self._pool = np.zeros(FIRST_COLUMNS, np.int32)
-        # Counts the changes of each column, for callers that keep results of a node.
-        self._versions = np.zeros(FIRST_COLUMNS, np.int64)
+        # Counts changes, for callers that keep results; `_changed_at` is the number of each column's last one.
+        self.changes = 0
+        self._changed_at = np.zeros(FIRST_COLUMNS, np.int64)
+        # What is free of all usable GPUs of each node.
+        self._node_cores = np.zeros(FIRST_COLUMNS, np.int64)
+        # Derived from the names; None after a change.
         self._name_order: Numbers | None = None
+        self._all: AllNodes | None = None
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -114,15 +142,15 @@ class GpuTable:
             self._isolation[slot, column] = STRENGTH[gpu.isolation]
             self._usable[slot, column] = not self._reasons[column][slot]
             self._places[gpu.uuid] = slot, column
-        self._versions[column] += 1
+        self._note_change(column)
 
     def remove_node(self, name: str) -> None:
         column = self._columns.pop(name, None)
         if column is not None:
             self._clear(column)
-            self._versions[column] += 1
+            self._note_change(column)
             self._vacant.append(column)
-            self._name_order = None
+            self._name_order = self._all = None
 
     def take(self, name: str, usage: Mapping[str, GpuUsage]) -> None:
         """Subtract what a pod holds from what is free; GPUs that the node does not have are ignored."""
@@ -140,7 +168,12 @@ class GpuTable:
             if slot is not None:
                 self._free_cores[slot, column] += sign * cores
                 self._free_mib[slot, column] += sign * mib
-        self._versions[column] += 1
+        self._note_change(column)
+
+    def _note_change(self, column: int) -> None:
+        self.changes += 1
+        self._changed_at[column] = self.changes
+        self._node_cores[column] = (self._free_cores[:, column] * self._usable[:, column]).sum()
 
     def gpus(self, name: str) -> tuple[Gpu, ...]:
         column = self._columns.get(name)
@@ -165,9 +198,9 @@ class GpuTable:
             column = self._columns.get(name)
             if column is None:
                 continue
-            reasons = dict(zip(self._gpus[column], self._reasons[column], strict=True))
+            reasons = {gpu.uuid: why for gpu, why in zip(self._gpus[column], self._reasons[column], strict=True)}
             pool = next(pool for pool, number in self._pools.items() if number == self._pool[column])
-            other.set_node(name, self._gpus[column], pool, reasons.__getitem__)
+            other.set_node(name, self._gpus[column], pool, partial(reason_of, reasons))
             free = self.available_gpus(name)
             usage = {
                 each.gpu.uuid: (CORES_PER_CARD - each.free_cores, each.gpu.memory_mib - each.free_memory_mib)
@@ -177,9 +210,36 @@ class GpuTable:
         return other
 
     def version(self, name: str) -> int:
-        """Return how often the column of a node changed; -1 if the node is not in the table."""
+        """Return the number of a node's last change; -1 if the node is not in the table."""
         column = self._columns.get(name)
-        return -1 if column is None else int(self._versions[column])
+        return -1 if column is None else int(self._changed_at[column])
+
+    def changed_since(self, change: int) -> Columns:
+        """Return the columns that changed after a change, which is given by its number."""
+        return np.flatnonzero(self._changed_at > change)
+
+    @property
+    def width(self) -> int:
+        """How many columns the table has, vacant ones included."""
+        return len(self._changed_at)
+
+    def resolve(self, names: Sequence[str]) -> tuple[Names, Columns]:
+        """Return the same nodes in an order that suits the table, and the column of each; -1 where there is none."""
+        if self._all is None:
+            ordered = sorted(self._columns, key=self._columns.__getitem__)
+            columns = self.columns_of(ordered)
+            self._all = AllNodes(as_array(ordered), columns, frozenset(ordered))
+        nodes = self._all
+        # Usually all nodes are asked about, in any order, and no name twice. To see that takes half as long as looking
+        # up every column.
+        if len(names) == len(nodes.names) and nodes.known.issuperset(names):
+            return nodes.names, nodes.columns
+        missing = nodes.known.difference(names)
+        if len(nodes.names) - len(missing) != len(names) or SMALL_PART * len(missing) > len(nodes.names):
+            return as_array(names), self.columns_of(names)
+        kept = np.ones(len(nodes.names), np.bool_)
+        kept[np.searchsorted(nodes.columns, self.columns_of(list(missing)))] = False
+        return nodes.names[kept], nodes.columns[kept]
 
     def columns_of(self, names: Sequence[str]) -> Columns:
         """Return the column of each node; -1 where there is none."""
@@ -188,28 +248,24 @@ class GpuTable:
         except KeyError:
             return np.fromiter((self._columns.get(name, -1) for name in names), np.intp, len(names))
 
-    def view(self, columns: Columns) -> tuple[TableView, Columns]:
-        """Return a view that has these nodes, and the position of each of them in it. No column may be -1."""
-        if SMALL_PART * len(columns) > len(self._columns):
-            everything = slice(None)
-            return self._view_of(everything, np.arange(self._model.shape[1])), columns
-        return self._view_of(columns, columns), np.arange(len(columns))
-
-    def _view_of(self, part: slice | Columns, columns: Columns) -> TableView:
+    def view(self, columns: Columns | None = None) -> TableView:
+        """Return a view of some columns; None means all, vacant ones included."""
+        part: slice | Columns = slice(None) if columns is None else columns
         return TableView(
-            columns=columns,
+            columns=np.arange(self.width) if columns is None else columns,
             free_cores=self._free_cores[:, part],
             free_mib=self._free_mib[:, part],
             card_mib=self._card_mib[:, part],
             model=self._model[:, part],
             isolation=self._isolation[:, part],
             usable=self._usable[:, part],
+            node_cores=self._node_cores[part],
             pool=self._pool[part],
         )
 
     def free_cores(self) -> int:
         """Return how many cores of all usable GPUs are free."""
-        return int((self._free_cores * self._usable).sum())
+        return int(self._node_cores.sum())
 
     def model_flags(self, is_wanted: Callable[[str], bool], view: TableView) -> Flags:
         """Return which GPUs of a view are of a wanted model."""
@@ -232,7 +288,7 @@ class GpuTable:
     def name_order(self) -> Numbers:
         """Return the position of every column in the order of node names, which breaks ties."""
         if self._name_order is None:
-            order = np.zeros(len(self._versions), np.int64)
+            order = np.zeros(self.width, np.int64)
             for position, name in enumerate(sorted(self._columns)):
                 order[self._columns[name]] = position
             self._name_order = order
@@ -246,10 +302,10 @@ class GpuTable:
             self._gpus.append(())
             self._reasons.append(())
             self._slots.append({})
-            if column >= len(self._versions):
+            if column >= self.width:
                 self._grow(len(self._model), 2 * column)
         self._columns[name] = column
-        self._name_order = None
+        self._name_order = self._all = None
         return column
 
     def _grow(self, slots: int, columns: int) -> None:
@@ -257,7 +313,8 @@ class GpuTable:
         self._free_cores, self._free_mib = np.pad(self._free_cores, added), np.pad(self._free_mib, added)
         self._card_mib, self._model = np.pad(self._card_mib, added), np.pad(self._model, added)
         self._isolation, self._usable = np.pad(self._isolation, added), np.pad(self._usable, added)
-        self._pool, self._versions = np.pad(self._pool, added[1]), np.pad(self._versions, added[1])
+        self._pool, self._changed_at = np.pad(self._pool, added[1]), np.pad(self._changed_at, added[1])
+        self._node_cores = np.pad(self._node_cores, added[1])
         self._name_order = None
 
     def _clear(self, column: int) -> None:

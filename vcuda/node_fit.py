@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from vcuda.gpu_availability import GpuAvailability
-from vcuda.gpu_table import STRENGTH, Amounts, Columns, Flags, GpuTable, Numbers, TableView
+from vcuda.gpu_table import SMALL_PART, STRENGTH, Amounts, Columns, Flags, GpuTable, Names, Numbers, TableView
 from vcuda.isolation import Isolation
 from vcuda.node_ranking import NODE_RANKINGS, NodeRanking
 from vcuda.placement import InsufficientGpus, may_use_model, place_pod, required_memory_mib
@@ -24,7 +24,11 @@ from vcuda.vocabulary import CORES_PER_CARD, Share
 
 # How many nodes are searched for one pod with several containers; a search takes some 100 microseconds.
 MAX_SEARCHED = 50
-MAX_KNOWN = 100_000
+MAX_SEARCHES_KEPT = 100_000
+# Ties are broken by the order of names: for up to a million nodes.
+NAME_BITS = 20
+# Kinds of pods whose results are kept; with 20,000 nodes each takes 300 kB.
+MAX_CLASSES = 128
 
 
 class NodeProblem(IntEnum):
@@ -99,25 +103,24 @@ class FitQuery(Struct, frozen=True):
 
 
 class NodeFits(Struct, frozen=True):
-    """The result for each of the nodes asked about, in their order: a `NodeProblem`, and a key to rank by.
+    """The result for each of the nodes in `names`: a `NodeProblem`, and a key to rank by; the smallest key is best."""
 
-    The smallest key is best. `best_cores` and `best_mib` are the most that is free of a GPU which the pod may use, over
-    all nodes, and `best_unused` the most unused GPUs of a node.
-    """
-
-    names: Sequence[str]
+    names: Names
     problems: Numbers
     keys: Numbers
     name_order: Numbers
-    best_cores: int = 0
-    best_mib: int = 0
-    best_unused: int = 0
+
+    def by_problem(self) -> dict[NodeProblem, list[str]]:
+        """Return the names of the nodes with each problem that occurs; those that fit have the problem NONE."""
+        if not self.problems.any():
+            return {NodeProblem.NONE: self.names.tolist()}
+        found = np.flatnonzero(np.bincount(self.problems)).tolist()
+        return {NodeProblem(code): self.names[self.problems == code].tolist() for code in found}
 
     def ranked(self) -> Columns:
         """Return the positions of the nodes that fit, the best first. Equal ones are in the order of their names."""
         fitting = np.flatnonzero(self.problems == NodeProblem.NONE)
-        by_name = fitting[np.argsort(self.name_order[fitting])]
-        return by_name[np.argsort(self.keys[by_name], kind="stable")]
+        return fitting[np.argsort((self.keys[fitting] << NAME_BITS) | self.name_order[fitting])]
 
 
 def allowed_gpus(query: FitQuery, name: str, gpus: Sequence[GpuAvailability]) -> list[GpuAvailability]:
@@ -132,71 +135,130 @@ def allowed_gpus(query: FitQuery, name: str, gpus: Sequence[GpuAvailability]) ->
     ]
 
 
-class NodeSearch:
-    """Tries `place_pod` on nodes, and remembers the results for as long as a node does not change."""
+class BestFree(Struct, frozen=True):
+    """The most free cores and memory of a GPU that a pod may use, and the most unused GPUs of a node."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], bool] = {}
+    cores: int = 0
+    mib: int = 0
+    unused: int = 0
 
-    def narrow(self, table: GpuTable, query: FitQuery, fits: NodeFits) -> None:
+
+class ClassFits(Struct):
+    """What equal pods get on every column of a table, as of a change of the table."""
+
+    problems: Numbers
+    keys: Numbers
+    change: int
+
+
+class NodeFitter:
+    """Decides about the nodes of a table, and keeps the results of nodes that do not change. Not thread-safe."""
+
+    def __init__(self, table: GpuTable) -> None:
+        self._table = table
+        self._classes: dict[tuple[object, ...], ClassFits] = {}
+        self._searched: dict[tuple[object, ...], bool] = {}
+
+    def fit(self, names: Sequence[str], query: FitQuery) -> NodeFits:
+        """Decide about all of these nodes; the result has them in an order of its own."""
+        resolved, columns = self._table.resolve(names)
+        if SMALL_PART * len(columns) > len(self._table):
+            fits = self._fit_all(query, columns, resolved)
+        else:
+            fits = self._fit_few(query, columns, resolved)
+        if needs_search(query):
+            self._search(query, fits)
+        return fits
+
+    def _fit_few(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
+        known = columns >= 0
+        problems, keys, order = (np.zeros(len(names), np.int64) for _ in range(3))
+        problems[~known] = NodeProblem.NODE_UNKNOWN
+        problems[known], keys[known] = fit_view(self._table, self._table.view(columns[known]), query)
+        order[known] = self._table.name_order()[columns[known]]
+        return NodeFits(names, problems, keys, order)
+
+    def _fit_all(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
+        found = self._class_fits(query)
+        problems, keys, order = found.problems[columns], found.keys[columns], self._table.name_order()[columns]
+        # Where a node is not in the table, the column is -1, and the values are those of another node.
+        problems[columns < 0] = NodeProblem.NODE_UNKNOWN
+        return NodeFits(names, problems, keys, order)
+
+    def _class_fits(self, query: FitQuery) -> ClassFits:
+        """Return the results of all columns; only those that changed since the last equal pod are computed."""
+        table = self._table
+        if query.excluded:
+            return ClassFits(*fit_view(table, table.view(), query), table.changes)
+        key = class_key(query)
+        # Every use moves a class to the end: the first one is the least recently used.
+        found = self._classes.pop(key, None)
+        changed = table.changed_since(found.change) if found is not None else None
+        if found is None or changed is None or SMALL_PART * len(changed) > table.width or len(found.keys) < table.width:
+            found = ClassFits(*fit_view(table, table.view(), query), table.changes)
+        elif len(changed):
+            found.problems[changed], found.keys[changed] = fit_view(table, table.view(changed), query)
+            found.change = table.changes
+        self._classes[key] = found
+        while len(self._classes) > MAX_CLASSES:
+            del self._classes[next(iter(self._classes))]
+        return found
+
+    def best_free(self, query: FitQuery) -> BestFree:
+        return ViewFit(self._table, self._table.view(), query).best_free()
+
+    def _search(self, query: FitQuery, fits: NodeFits) -> None:
         """Search the nodes that may fit, the best first, and set the problems of those that do not."""
         candidates = np.flatnonzero(fits.problems == NodeProblem.NONE)
         searched = 0
         for position in candidates[np.argsort(fits.keys[candidates], kind="stable")]:
-            name = fits.names[position]
-            result = self._known.get(search_key(table, name, query))
+            name: str = fits.names[position]
+            key = (*class_key(query), name, self._table.version(name), tuple(query.excluded.get(name, ()) or ()))
+            result = self._searched.get(key)
             if result is None:
                 searched += 1
                 if searched > MAX_SEARCHED:
                     fits.problems[position] = NodeProblem.NOT_SEARCHED
                     continue
-                result = self._search(table, name, query)
+                result = self._is_placed(query, name)
+                if len(self._searched) >= MAX_SEARCHES_KEPT:
+                    self._searched.clear()
+                self._searched[key] = result
             if not result:
                 fits.problems[position] = NodeProblem.COMBINATION
 
-    def _search(self, table: GpuTable, name: str, query: FitQuery) -> bool:
-        gpus = allowed_gpus(query, name, table.available_gpus(name))
+    def _is_placed(self, query: FitQuery, name: str) -> bool:
+        gpus = allowed_gpus(query, name, self._table.available_gpus(name))
         try:
             place_pod(query.request, gpus, unit_mib=query.unit_mib, options=query.options, strategy=query.strategy)
-            fits = True
         except InsufficientGpus:
-            fits = False
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[search_key(table, name, query)] = fits
-        return fits
+            return False
+        return True
 
 
-def search_key(table: GpuTable, name: str, query: FitQuery) -> tuple[object, ...]:
-    excluded = query.excluded.get(name, ())
-    members = None if excluded is None else tuple(excluded)
-    return query.request, query.options, query.granted, members, name, table.version(name)
-
-
-def fit_nodes(table: GpuTable, names: Sequence[str], query: FitQuery, search: NodeSearch | None = None) -> NodeFits:
-    """Decide about all of these nodes."""
-    columns = table.columns_of(names)
-    problems = np.full(len(names), NodeProblem.NODE_UNKNOWN, np.int64)
-    keys, name_order = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-    known = np.flatnonzero(columns >= 0)
-    if not len(known):
-        return NodeFits(names, problems, keys, name_order)
-    view, positions = table.view(columns[known])
-    fit = ViewFit(table, view, query)
-    for container in query.request.containers:
-        fit.check_container(container)
-    problems[known], keys[known] = fit.problems[positions], fit.keys(NODE_RANKINGS[query.strategy])[positions]
-    name_order[known] = table.name_order()[columns[known]]
-    fits = NodeFits(names, problems, keys, name_order, *fit.best_free())
-    if needs_search(query):
-        (search or NodeSearch()).narrow(table, query, fits)
-    return fits
+def class_key(query: FitQuery) -> tuple[object, ...]:
+    """Return what equal pods have in common; the names of their containers may differ."""
+    shape = tuple((each.role, each.share) for each in query.request.containers)
+    return shape, query.options, query.granted, query.pools, query.strategy
 
 
 def needs_search(query: FitQuery) -> bool:
     """Whether the array operations are only a necessary condition."""
     first, *others = query.request.containers
     return bool(others) or required_memory_mib(first, query.unit_mib) > 0
+
+
+def fit_view(table: GpuTable, view: TableView, query: FitQuery) -> tuple[Numbers, Numbers]:
+    """Return the problem and the key of each node of a view."""
+    fit = ViewFit(table, view, query)
+    for container in query.request.containers:
+        fit.check_container(container)
+    return fit.problems, fit.keys(NODE_RANKINGS[query.strategy])
+
+
+def fit_nodes(table: GpuTable, names: Sequence[str], query: FitQuery) -> NodeFits:
+    """Decide about nodes once, without keeping results."""
+    return NodeFitter(table).fit(names, query)
 
 
 class ViewFit:
@@ -287,12 +349,10 @@ class ViewFit:
         has_cores, has_memory = view.free_cores >= share.cores, view.free_mib >= self._needed_mib(share)
         return ranking(view, self._allowed & has_cores & has_memory & (view.card_mib > 0), share)
 
-    def best_free(self) -> tuple[int, int, int]:
-        """Return the most free cores and memory of a GPU that the pod may use, and the most unused GPUs of a node."""
-        if not self._allowed.any():
-            return 0, 0, 0
+    def best_free(self) -> BestFree:
         cores, mib = ((free * self._allowed).max() for free in (self._view.free_cores, self._view.free_mib))
-        return max(0, int(cores)), max(0, int(mib)), int((self._allowed & self._view.unused).sum(axis=0).max())
+        unused = (self._allowed & self._view.unused).sum(axis=0).max()
+        return BestFree(max(0, int(cores)), max(0, int(mib)), int(unused))
 
 
 def on_any_gpu(flags: Flags) -> Flags:

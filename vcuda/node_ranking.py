@@ -12,9 +12,9 @@ from vcuda.placement_strategies import PlacementStrategy
 from vcuda.vocabulary import Share
 
 # A key is the number of free cores of the chosen GPU, then of the node, then the free memory of the GPU in steps of 64
-# MiB; the factors keep the parts apart. No node has 16,000 GPUs, and no GPU 32 TiB.
-NODE_FACTOR, GPU_FACTOR = 2**20, 2**41
-MIB_STEP, MAX_MIB = 64, np.int32(2**25)
+# MiB; the factors keep the parts apart. No node has 81 GPUs, and no GPU 32 TiB. Keys of nodes that fit have 40 bits.
+NODE_FACTOR, GPU_FACTOR = 2**19, 2**32
+MIB_STEP, MAX_MIB = 64, np.int32(2**25 - 64)
 # More than any GPU has.
 NONE_FITS = np.int32(2**10)
 
@@ -25,7 +25,7 @@ NodeRanking = Callable[[TableView, Flags, Share], Numbers]
 
 def rank_binpack(view: TableView, fitting: Flags, share: Share) -> Numbers:
     """Prefer the GPU that is left with the fewest cores, so that whole GPUs stay free; then the fullest node."""
-    keys = free_cores(view) * NODE_FACTOR
+    keys: Numbers = view.node_cores * NODE_FACTOR
     if share.whole_cards:
         return keys
     # Sums are much faster than numpy's `where`.
@@ -38,7 +38,7 @@ def rank_binpack(view: TableView, fitting: Flags, share: Share) -> Numbers:
 
 def rank_spread(view: TableView, fitting: Flags, share: Share) -> Numbers:
     """Prefer the GPU that is left with the most cores, so that pods compete as little as possible; then the node."""
-    keys = -free_cores(view) * NODE_FACTOR
+    keys: Numbers = view.node_cores * -NODE_FACTOR
     if share.whole_cards:
         return keys
     cores = view.free_cores * fitting
@@ -46,12 +46,6 @@ def rank_spread(view: TableView, fitting: Flags, share: Share) -> Numbers:
     mib = (view.free_mib * (fitting & (cores == left))).max(axis=0)
     keys -= left.astype(np.int64) * GPU_FACTOR + mib // MIB_STEP
     return keys
-
-
-def free_cores(view: TableView) -> Numbers:
-    """Return how many cores of each node are free, without those of unhealthy and cordoned GPUs."""
-    free: Numbers = (view.free_cores * view.usable).sum(axis=0, dtype=np.int64)
-    return free
 
 
 NODE_RANKINGS: dict[PlacementStrategy, NodeRanking] = {

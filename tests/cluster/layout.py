@@ -13,8 +13,10 @@ from typing import Any
 
 import trustme
 from msgspec import Struct
+from msgspec.structs import replace
 
-from settings.configuration import HealthSettings
+from scheduler.kube_scheduler import kube_scheduler_configuration
+from settings.configuration import Configuration, HealthSettings, SchedulerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +48,7 @@ IDENTITIES = {
     "node": (f"system:node:{NODE_NAME}", "system:nodes"),
     "quotient": ("system:serviceaccount:quotient-system:quotient-webhook", "system:masters"),
     "quotient-controller": ("system:serviceaccount:quotient-system:quotient-controller", "system:masters"),
+    "quotient-scheduler": ("system:serviceaccount:quotient-system:quotient-scheduler", "system:masters"),
     "quotient-nodeplugin": ("system:serviceaccount:quotient-system:quotient-nodeplugin", "system:masters"),
 }
 
@@ -53,7 +56,10 @@ CONTROL_PLANE = ("etcd", "kube-apiserver")
 CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 NODE = ("containerd", "kubelet")
 WEBHOOK, CONTROLLER, NODE_PLUGIN = "quotient-webhook", "quotient-controller", "quotient-nodeplugin"
+# Each replica of the scheduler is two programs, which see the same host name, as the containers of a pod do.
+REPLICAS = ("a", "b")
 WEBHOOK_PORT = 8443
+EXTENDER_PORT = 3456
 MONITOR_PORT = 5678
 
 
@@ -286,7 +292,52 @@ def programs(layout: Layout) -> dict[str, Program]:
         WEBHOOK: quotient_webhook(layout),
         CONTROLLER: quotient_controller(layout),
         NODE_PLUGIN: quotient_nodeplugin(layout),
+        **{extender_name(replica): quotient_extender(layout, replica) for replica in REPLICAS},
+        **{kube_scheduler_name(replica): quotient_kube_scheduler(layout, replica) for replica in REPLICAS},
     }
+
+
+def extender_name(replica: str) -> str:
+    return f"quotient-scheduler-{replica}"
+
+
+def kube_scheduler_name(replica: str) -> str:
+    return f"quotient-kube-scheduler-{replica}"
+
+
+def extender_settings(layout: Layout, replica: str) -> SchedulerSettings:
+    number = REPLICAS.index(replica)
+    return SchedulerSettings(port=EXTENDER_PORT + number, ops_address="127.0.0.1", ops_port=8090 + number)
+
+
+def quotient_extender(layout: Layout, replica: str) -> Program:
+    settings = extender_settings(layout, replica)
+    program = quotient(
+        "scheduler",
+        f"cluster.kubeconfig={layout.state}/quotient-scheduler.kubeconfig",
+        f"scheduler.port={settings.port}",
+        f"scheduler.opsAddress={settings.ops_address}",
+        f"scheduler.opsPort={settings.ops_port}",
+    )
+    return on_host(f"replica-{replica}", program)
+
+
+def quotient_kube_scheduler(layout: Layout, replica: str) -> Program:
+    """Return Quotient's own kube-scheduler, which calls the extender of the same replica."""
+    configuration = replace(Configuration(), scheduler=extender_settings(layout, replica))
+    made = kube_scheduler_configuration(configuration)
+    made["clientConnection"]["kubeconfig"] = f"{layout.state}/quotient-scheduler.kubeconfig"
+    file = layout.state / f"{kube_scheduler_name(replica)}.json"
+    file.write_text(json.dumps(made, indent=1))
+    port = 10300 + REPLICAS.index(replica)
+    argv = [f"{layout.kubernetes}/kube-scheduler", f"--config={file}", f"--secure-port={port}", "--v=2"]
+    return on_host(f"replica-{replica}", Program(argv))
+
+
+def on_host(name: str, program: Program) -> Program:
+    """Return a program that sees another host name."""
+    command = f'hostname {name} && exec "$@"'
+    return Program(["unshare", "--uts", "sh", "-c", command, "sh", *program.argv], program.env)
 
 
 def quotient_controller(layout: Layout) -> Program:

@@ -15,10 +15,11 @@ from vcuda.isolation import Isolation
 from vcuda.node_fit import (
     MAX_SEARCHED,
     TEXTS,
+    BestFree,
     FitQuery,
     NodeFits,
+    NodeFitter,
     NodeProblem,
-    NodeSearch,
     allowed_gpus,
     fit_nodes,
 )
@@ -60,6 +61,14 @@ def table_of(
 
 def fits_of(table: GpuTable, query: FitQuery) -> NodeFits:
     return fit_nodes(table, sorted(table.names()), query)
+
+
+def ranked(fits: NodeFits) -> list[str]:
+    return [fits.names[at] for at in fits.ranked()]
+
+
+def by_name(fits: NodeFits) -> dict[str, NodeProblem]:
+    return {name: NodeProblem(code) for name, code in zip(fits.names, fits.problems.tolist(), strict=True)}
 
 
 def problem_of(gpus: list[Gpu], query: FitQuery, usage: Mapping[str, GpuUsage] | None = None) -> NodeProblem:
@@ -153,7 +162,7 @@ def test_the_order_of_nodes_does_not_depend_on_the_order_in_which_they_are_asked
     first = fit_nodes(table, names, query)
     random.shuffle(shuffled := names.copy())
     second = fit_nodes(table, shuffled, query)
-    assert [names[at] for at in first.ranked()] == [shuffled[at] for at in second.ranked()]
+    assert ranked(first) == ranked(second)
 
 
 @given(clusters(), queries())
@@ -248,7 +257,7 @@ def test_every_problem_has_a_text_without_numbers() -> None:
 
 def test_a_node_that_is_not_in_the_table_is_reported_as_unknown() -> None:
     fits = fit_nodes(table_of({"n": [card("n")]}), ["other", "n"], FitQuery(HALF, UNIT_MIB))
-    assert list(fits.problems) == [NodeProblem.NODE_UNKNOWN, NodeProblem.NONE]
+    assert by_name(fits) == {"other": NodeProblem.NODE_UNKNOWN, "n": NodeProblem.NONE}
 
 
 def test_binpack_prefers_the_tightest_gpu_and_spread_the_emptiest() -> None:
@@ -257,15 +266,15 @@ def test_binpack_prefers_the_tightest_gpu_and_spread_the_emptiest() -> None:
     names = sorted(nodes)
     binpack = fit_nodes(table, names, FitQuery(HALF, UNIT_MIB))
     spread = fit_nodes(table, names, FitQuery(HALF, UNIT_MIB, strategy=PlacementStrategy.SPREAD))
-    assert [names[at] for at in binpack.ranked()] == ["b", "a", "c"]
-    assert [names[at] for at in spread.ranked()] == ["c", "a", "b"]
+    assert ranked(binpack) == ["b", "a", "c"]
+    assert ranked(spread) == ["c", "a", "b"]
 
 
 def test_whole_gpus_go_to_the_fullest_node_first() -> None:
     nodes = {name: [card(name, index) for index in range(4)] for name in ("a", "b")}
     table = table_of(nodes, {"b": {"GPU-b-0": FULL, "GPU-b-1": FULL}})
     fits = fit_nodes(table, ["a", "b"], FitQuery(pod(app("a", 200)), UNIT_MIB))
-    assert list(fits.ranked()) == [1, 0]
+    assert ranked(fits) == ["b", "a"]
 
 
 def test_the_table_grows_with_nodes_and_gpus_and_reuses_rows() -> None:
@@ -275,7 +284,11 @@ def test_the_table_grows_with_nodes_and_gpus_and_reuses_rows() -> None:
     table.remove_node("n007")
     table.set_node("other", [card("other")])
     fits = fit_nodes(table, ["n007", "other", "n016"], FitQuery(pod(app("a", 1700)), UNIT_MIB))
-    assert list(fits.problems) == [NodeProblem.NODE_UNKNOWN, NodeProblem.TOO_FEW, NodeProblem.NONE]
+    assert by_name(fits) == {
+        "n007": NodeProblem.NODE_UNKNOWN,
+        "other": NodeProblem.TOO_FEW,
+        "n016": NodeProblem.NONE,
+    }
     assert len(table) == 300
 
 
@@ -283,11 +296,11 @@ def test_a_pod_with_many_containers_is_searched_on_a_bounded_number_of_nodes() -
     """A second call goes on where the first one stopped."""
     count = MAX_SEARCHED + 10
     table = table_of({f"n{number:04}": [card(f"n{number:04}")] for number in range(count)})
-    query, search = FitQuery(pod(app("a", 60), app("b", 60)), UNIT_MIB), NodeSearch()
+    query, fitter = FitQuery(pod(app("a", 60), app("b", 60)), UNIT_MIB), NodeFitter(table)
     names = sorted(table.names())
-    first = fit_nodes(table, names, query, search)
+    first = fitter.fit(names, query)
     assert sum(first.problems == NodeProblem.NOT_SEARCHED) == 10
-    second = fit_nodes(table, names, query, search)
+    second = fitter.fit(names, query)
     assert set(second.problems) == {NodeProblem.COMBINATION}
 
 
@@ -295,5 +308,36 @@ def test_what_is_free_at_best_is_counted_over_the_gpus_that_the_pod_may_use() ->
     table = table_of(
         {"a": [card("a"), card("a", 1, "V100")], "b": [card("b"), card("b", 1)]}, {"a": {"GPU-a-0": (30, 1024)}}
     )
-    fits = fits_of(table, FitQuery(HALF, UNIT_MIB, PodOptions(models=("T4",))))
-    assert (fits.best_cores, fits.best_mib, fits.best_unused) == (100, 15360, 2)
+    best = NodeFitter(table).best_free(FitQuery(HALF, UNIT_MIB, PodOptions(models=("T4",))))
+    assert best == BestFree(cores=100, mib=15360, unused=2)
+
+
+@given(clusters(), st.lists(queries(), min_size=1, max_size=3), st.data())
+def test_results_that_are_kept_follow_every_change(
+    table: GpuTable, queries_: list[FitQuery], data: st.DataObject
+) -> None:
+    """The same as a decision from scratch, whatever was decided and changed before."""
+    fitter = NodeFitter(table)
+    for number in range(6):
+        name = data.draw(st.sampled_from([*sorted(table.names()), f"new{number}"]))
+        if name not in table:
+            table.set_node(name, [card(name, index) for index in range(3)])
+        elif data.draw(st.integers(0, 5)) == 0:
+            table.remove_node(name)
+        else:
+            table.take(name, {each.uuid: (10, 512) for each in table.gpus(name)})
+        names, query = sorted(table.names()), data.draw(st.sampled_from(queries_))
+        kept, fresh = fitter.fit(names, query), fit_nodes(table, names, query)
+        assert by_name(kept) == by_name(fresh)
+        assert ranked(kept) == ranked(fresh)
+
+
+@given(clusters(), queries(), st.data())
+def test_it_does_not_matter_how_many_nodes_are_asked_about(
+    table: GpuTable, query: FitQuery, data: st.DataObject
+) -> None:
+    """Asking about all nodes, about nearly all and about a few takes different ways."""
+    everything = by_name(fits_of(table, query))
+    asked = data.draw(st.lists(st.sampled_from([*sorted(everything), "unknown"]), unique=True))
+    expected = {name: everything.get(name, NodeProblem.NODE_UNKNOWN) for name in asked}
+    assert by_name(fit_nodes(table, asked, query)) == expected

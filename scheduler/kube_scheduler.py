@@ -1,0 +1,54 @@
+"""The configuration of the kube-scheduler that runs beside the extender, in a process of its own.
+
+Never of the cluster's own kube-scheduler: extenders apply to all profiles of a process, and slow all of them down.
+"""
+
+from typing import Any
+
+from settings.configuration import Configuration
+from vcuda.names import SCHEDULER, names_for
+
+# A rank times this weight exceeds the sum of all scores of kube-scheduler's own plugins, so the order of nodes is ours.
+WEIGHT = 1000
+# Longer than the extender takes for a binding with all retries.
+HTTP_TIMEOUT_S = 30
+INITIAL_BACKOFF_S, MAX_BACKOFF_S = 1, 10
+QPS, BURST = 300, 600
+
+
+def kube_scheduler_configuration(
+    configuration: Configuration, *, initial_backoff_s: int = INITIAL_BACKOFF_S, max_backoff_s: int = MAX_BACKOFF_S
+) -> dict[str, Any]:
+    """Return a KubeSchedulerConfiguration."""
+    names, settings = names_for(configuration.domain), configuration.scheduler
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {
+            "leaderElect": bool(settings.lease),
+            "resourceName": settings.lease or SCHEDULER,
+            "resourceNamespace": configuration.system_namespace,
+        },
+        "clientConnection": {"qps": QPS, "burst": BURST},
+        "profiles": [{"schedulerName": SCHEDULER}],
+        # All nodes are ranked: with fewer, the best one may be missed.
+        "percentageOfNodesToScore": 100,
+        "podInitialBackoffSeconds": initial_backoff_s,
+        "podMaxBackoffSeconds": max_backoff_s,
+        "extenders": [
+            {
+                "urlPrefix": f"http://{settings.address}:{settings.port}/scheduler",
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "bindVerb": "bind",
+                "weight": WEIGHT,
+                "nodeCacheCapable": True,
+                # An ignorable extender that fails would have its pods bound without a placement.
+                "ignorable": False,
+                "httpTimeout": f"{HTTP_TIMEOUT_S}s",
+                "managedResources": [
+                    {"name": name, "ignoredByScheduler": False} for name in (names.core, names.memory)
+                ],
+            }
+        ],
+    }
