@@ -91,7 +91,7 @@ class Binder:
         try:
             self._write_binding(pod, claim, deadline)
         except BindFailed as failure:
-            self._give_up(pod)
+            self._give_up(claim)
             self._reporter.report_not_bound(pod, claim.node, str(failure))
             raise
         except OutcomeUnknown as error:
@@ -160,6 +160,7 @@ class Binder:
         if result.reasons:
             self._extender.refuse_model(pod, model)
             raise BindFailed(self._reporter.report_charge_refused(pod, claim.node, result))
+        claim.is_charge_extended = True
 
     def _placed_model(self, node: str, placed: PlacedSlices) -> tuple[str, int]:
         """Return the model of a placement's GPUs, and the memory of the largest of them."""
@@ -206,13 +207,11 @@ class Binder:
             raise OutcomeUnknown(str(error)) from None
         return read if read.metadata.uid == pod.uid else None
 
-    def _give_up(self, pod: SchedulerPod) -> None:
+    def _give_up(self, claim: Claim) -> None:
         """Release the claim, and give back what was added to the charge of a pod that was not bound."""
+        pod, namespace = claim.pod, claim.pod.metadata.namespace
         self._state.release_claim(pod.uid)
-        namespace = pod.metadata.namespace
-        snapshot = self._ledgers.snapshot(namespace)
-        held = snapshot.charge(pod.key) if snapshot else None
-        if held is None or held.moved_from is None:
+        if not claim.is_charge_extended:
             return
 
         def log_failure(result: ChargeResult | Exception) -> None:
@@ -241,4 +240,4 @@ class Binder:
                 if bound is not None:
                     self._state.handle_pod(None, bound)
             else:
-                self._give_up(claim.pod)
+                self._give_up(claim)

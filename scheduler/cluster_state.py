@@ -38,6 +38,8 @@ class Claim(Struct):
     expires_at: float | None = None
     confirm_at: float | None = None
     is_unsettled: bool = False
+    # Whether the ledger was written for this binding.
+    is_charge_extended: bool = False
 
 
 class Holding(Struct, frozen=True):

@@ -165,16 +165,20 @@ class Extender:
     def prioritize(self, args: ExtenderArgs) -> tuple[Sequence[str], Sequence[int]]:
         """Return the nodes, best first, and the score of each: its rank, or its level for pods with preferences."""
         ranking = self._rankings.pop(args.pod.metadata.uid, None)
-        # kube-scheduler asks about the nodes that filter returned. Otherwise it is another scheduler, or we restarted.
-        if ranking is None or ranking.asked != args.names_json:
+        if ranking is None:
+            # Asked without filter: by another scheduler, or after a restart.
             pod, every = self.read_pod(args.pod), args.names()
             if pod is None:
                 return every, [0] * len(every)
             fits = self._state.fit(self.query(pod, self.grant(pod)), every)
-            ranking = Ranking(b"", fits, fits.ranked())
-        names: list[str] = ranking.fits.names[ranking.order].tolist()
+            ranking = Ranking(args.names_json, fits, fits.ranked())
+        order = ranking.order
+        if ranking.asked != args.names_json:
+            # Fewer nodes than filter returned, or in another order.
+            order = order[np.isin(ranking.fits.names[order].astype(str), args.names())]
+        names: list[str] = ranking.fits.names[order].tolist()
         if args.pod.spec.has_preferences:
-            return names, levels_of(ranking.fits.keys[ranking.order]).tolist()
+            return names, levels_of(ranking.fits.keys[order]).tolist()
         return names, range(len(names) - 1, -1, -1)
 
 

@@ -22,10 +22,14 @@ NULL = msgspec.Raw(b"null")
 SCORES: list[str] = []
 
 
+class Present(Struct, frozen=True):
+    """An object of which only matters that it is there."""
+
+
 class Preferences(Struct, frozen=True, rename="camel"):
     """Node or pod affinity, of which only matters whether it has preferences."""
 
-    preferred: list[msgspec.Raw] | None = field(name="preferredDuringSchedulingIgnoredDuringExecution", default=None)
+    preferred: list[Present] | None = field(name="preferredDuringSchedulingIgnoredDuringExecution", default=None)
 
 
 class Affinity(Struct, frozen=True, rename="camel"):
@@ -39,8 +43,8 @@ class SpreadConstraint(Struct, frozen=True, rename="camel"):
 
 
 class Volume(Struct, frozen=True, rename="camel"):
-    persistent_volume_claim: msgspec.Raw | None = None
-    ephemeral: msgspec.Raw | None = None
+    persistent_volume_claim: Present | None = None
+    ephemeral: Present | None = None
 
 
 class WorkloadReference(Struct, frozen=True, rename="camel"):
@@ -63,7 +67,7 @@ class ExtenderPodSpec(PodSpec, frozen=True, rename="camel"):
     affinity: Affinity | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
     volumes: list[Volume] | None = None
-    resource_claims: list[msgspec.Raw] | None = None
+    resource_claims: list[Present] | None = None
     workload_ref: WorkloadReference | None = None
     scheduling_group: SchedulingGroup | None = None
 

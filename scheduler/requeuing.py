@@ -98,12 +98,16 @@ class Requeuer:
     def _choose(self, candidates: list[tuple[WaitingPod, list[str] | None]]) -> list[tuple[SchedulerPod, str]]:
         """Return the pods that fit together, each with its node."""
         with self._state.lock:
-            names = {each for _, nodes in candidates for each in nodes or ()}
+            requeued = self._waiting.requeued()
+            names = {each for _, nodes in candidates for each in nodes or ()} | {each.expected for each in requeued}
             if any(nodes is None for _, nodes in candidates):
                 names = set(self._state.table.names())
             trial = self._state.table.extract(names)
         fitter = NodeFitter(trial)
         chosen: list[tuple[SchedulerPod, str]] = []
+        for waiting in requeued:
+            query = self._extender.query(waiting.pod, self._extender.grant(waiting.pod))
+            take_best(trial, fitter, [waiting.expected], query)
         hopeless: set[tuple[object, ...]] = set()
         for waiting, nodes in candidates:
             pod = waiting.pod

@@ -14,19 +14,22 @@ from scheduler.pods import SchedulerPod
 
 # How long a node is left out for a pod after kube-scheduler's own filters excluded it.
 UNSUITABLE_S = 300.0
+# How long a requeued pod is expected to be filtered: its backoff may be 10 seconds.
+REQUEUED_S = 15.0
 
 
 class WaitingPod(Struct):
     """A pod that fits nowhere. `filtered_at` is the number of the last room event before it was filtered.
 
-    `expected` is the node with room for it when it was last requeued, and `unsuitable` are nodes, each with the time
-    until when, that kube-scheduler did not ask about although there was room.
+    `expected` is the node with room for it when it was requeued, and empty once it was filtered again. `unsuitable` are
+    nodes, each with the time until when, that kube-scheduler did not ask about although there was room.
     """
 
     pod: SchedulerPod
     filtered_at: int
     summary: str = ""
     expected: str = ""
+    requeued_at: float = 0.0
     is_blocked_by_ledger: bool = False
     unsuitable: dict[str, float] = {}
 
@@ -136,5 +139,11 @@ class WaitingPods:
             waiting = self._waiting.get(uid)
             if waiting is None or waiting.filtered_at >= events:
                 return False
-            waiting.expected, waiting.filtered_at = node, events
+            waiting.expected, waiting.requeued_at, waiting.filtered_at = node, self._clock(), events
             return True
+
+    def requeued(self) -> list[WaitingPod]:
+        """Return the pods that were requeued and not filtered since: the room that was found for them is theirs."""
+        with self._lock:
+            oldest = self._clock() - REQUEUED_S
+            return [each for each in self._waiting.values() if each.expected and each.requeued_at > oldest]

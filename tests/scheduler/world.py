@@ -34,7 +34,13 @@ ADMITTED = "T4"
 
 
 def gpu(node: str, index: int, model: str = "T4", **changes: Any) -> Gpu:
-    made = {"uuid": f"GPU-{node}-{index}", "index": index, "model": model, "memory_mib": SIZES[model], "healthy": True}
+    made: dict[str, Any] = {
+        "uuid": f"GPU-{node}-{index}",
+        "index": index,
+        "model": model,
+        "memory_mib": SIZES[model],
+        "healthy": True,
+    }
     return Gpu(**(made | changes))
 
 
@@ -210,8 +216,9 @@ class World:
         if not fitting:
             return ""
         scores = self.prioritize(pod, fitting) if len(fitting) > 1 else {fitting[0]: 0}
-        node = max(fitting, key=lambda name: scores[name])
+        node: str = max(fitting, key=lambda name: scores[name])
         assert not self.bind(pod, node)
+        eventually(lambda: self.service.state.claim(pod.metadata.uid) is None, "the bound pod in the watch")
         return node
 
 
