@@ -20,7 +20,7 @@ from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, Node, Pod
 from console.local_admission import LocalAdmission
 from console.local_kubelet import FAILED, RUNNING
 from console.local_node import SIMULATED_MACHINES, SimulatedNode, node_object
-from console.local_scheduler import choose_node
+from console.local_scheduler import LocalScheduler
 from console.local_tables import ClusterTables, display_name, pod_title
 from console.manifests import NO_KIND
 from console.printing import wide_console
@@ -33,7 +33,6 @@ from settings.reading import describe_read_error
 from vcuda.decision import Unavailable, printable
 from vcuda.decoding import convert
 from vcuda.names import Names
-from vcuda.placement_annotation import encode_placement
 from vcuda.pod import PodSpec
 from vcuda.request import parse_request
 from vcuda.strict_yaml import DocumentError, parse_documents
@@ -43,8 +42,8 @@ SYNC_TIMEOUT_S = 10.0
 FILE_POLL_S = 1.0
 POLL_S = 0.01
 NOTE = (
-    "Admission, quotas and the node plugin are Quotient's own code; the driver, the kubelet and the scheduler are "
-    "simulated, and no container runs."
+    "Admission, quotas, the scheduler's extender and the node plugin are Quotient's own code; the driver, the kubelet "
+    "and kube-scheduler are simulated, and no container runs."
 )
 NO_COMPILER_NOTE = "No C compiler was found for the simulated driver: pods are admitted and charged, but not allocated."
 # Separates the webhook's name from its reasons in the API server's error.
@@ -86,6 +85,7 @@ class LocalRun:
         self._configuration = configuration
         self._nodes: list[SimulatedNode] = []
         self._admission = LocalAdmission(self._cluster, configuration)
+        self._scheduler = LocalScheduler(self._cluster, configuration)
         # Why each unscheduled pod has no node, by title.
         self._pending_reasons: dict[str, str] = {}
         self._quotas: list[tuple[str, str]] = []
@@ -99,6 +99,7 @@ class LocalRun:
         """Fill the cluster and show it."""
         self._start_nodes()
         self._admission.start()
+        self._scheduler.start()
         self._apply(files)
         for informer in (self._node_cache, self._pod_cache):
             informer.start()
@@ -137,6 +138,7 @@ class LocalRun:
                 self._show()
 
     def stop(self) -> None:
+        self._scheduler.stop()
         self._admission.stop()
         # All plugins are told to end before any is waited for: each may take a second.
         for node in self._nodes:
@@ -257,6 +259,7 @@ class LocalRun:
     def _run_pods(self) -> None:
         """Bind pods and let the kubelets admit them; wait until each of them is Running or Failed."""
         self._pending_reasons.clear()
+        self._wait_until(lambda: all(self._scheduler.knows_node(node.machine.name) for node in self._nodes))
         for pod in self._cluster.list(PODS).items if self._nodes else ():
             if not pod.spec.node_name:
                 self._schedule(pod)
@@ -265,15 +268,9 @@ class LocalRun:
         self._wait_until(lambda: not any(is_starting(pod) for pod in self._cluster.list(PODS).items))
 
     def _schedule(self, pod: Pod) -> None:
-        name, namespace = pod.metadata.name, pod.metadata.namespace
-        nodes, pods = self._cluster.list(NODES).items, self._cluster.list(PODS).items
-        chosen = choose_node(pod, nodes, pods, self._scheme, lambda model: self._admission.grants(namespace, model))
-        if isinstance(chosen, str):
-            self._pending_reasons[pod_title(pod)] = chosen
-            return
-        node, slices = chosen
-        annotations = {self._names.placement: encode_placement(slices)}
-        self._cluster.bind(name, namespace, node, uid=pod.metadata.uid, annotations=annotations)
+        self._wait_until(lambda: self._scheduler.knows(pod))
+        if reason := self._scheduler.schedule(pod):
+            self._pending_reasons[pod_title(pod)] = reason
 
     def _wait_for_cache(self) -> None:
         """Wait until the informer has every pod in its current version."""

@@ -16,7 +16,6 @@ from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
-from vcuda.gpu_model import parse_model
 from vcuda.names import API_GROUP, QUOTA_STATUS, STATUS_KEY
 from webhook.admission import Admission
 from webhook.metrics import Metrics
@@ -79,11 +78,6 @@ class LocalAdmission:
             for each in cluster.list(CONFIG_MAPS).items
             if each.metadata.name == QUOTA_STATUS
         }
-
-    def grants(self, namespace: str, model: str) -> bool:
-        """Whether a namespace's quotas allow a model: a pod must not run on a model it is not charged for."""
-        quotas, _ = self._quota_source.quotas(namespace)
-        return all(quota.grants(parse_model(model)) for quota in quotas)
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + TIMEOUT_S

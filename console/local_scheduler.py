@@ -1,47 +1,63 @@
-"""A small scheduler for `quotient local`: finds a node and GPUs for a pod with the function that the scheduler uses."""
+"""The scheduler of `quotient local`: Quotient's real extender, called over HTTP as kube-scheduler calls it."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import http.client
+import json
+from typing import Any
 
-from cluster.objects import Node, Pod
-from console.local_kubelet import FAILED
-from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus
-from vcuda.inventory import decode_inventory
-from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, place_pod
-from vcuda.placement_annotation import decode_placement
-from vcuda.pod_options import read_pod_options
-from vcuda.request import request_held_by
-from vcuda.scheme import Scheme
+import msgspec
+from msgspec.structs import replace
+
+from cluster.interface import Cluster
+from cluster.objects import NODES, Pod
+from scheduler.extender_api import BindingArgs
+from scheduler.service import Service
+from settings.configuration import Configuration
+
+TIMEOUT_S = 30.0
+LOOPBACK = "127.0.0.1"
 
 
-def choose_node(
-    pod: Pod, nodes: Sequence[Node], pods: Sequence[Pod], scheme: Scheme, granted: Callable[[str], bool]
-) -> tuple[str, PlacedSlices] | str:
-    """Return a node and the GPUs of each container, or the reasons why no node fits."""
-    request = request_held_by(pod.spec, pod.metadata.annotations, scheme)
-    options, _ = read_pod_options(pod.metadata.annotations, scheme)
-    candidates: list[tuple[str, list[GpuAvailability]]] = []
-    for node in nodes:
-        with suppress(ValueError):
-            inventory = decode_inventory(node.metadata.annotations.get(scheme.names.inventory, ""))
-            gpus = [gpu for gpu in inventory if granted(gpu.model)]
-            usage = usage_on(node.metadata.name, pods, scheme)
-            candidates.append((node.metadata.name, available_gpus(gpus, usage, lambda gpu: gpu.reason)))
-    problems = []
-    # The fullest node first, so that empty nodes stay free for large pods.
-    for name, available in sorted(candidates, key=lambda each: (sum(gpu.free_cores for gpu in each[1]), each[0])):
+class LocalScheduler:
+    """Filters, ranks and binds one pod after another."""
+
+    def __init__(self, cluster: Cluster, configuration: Configuration) -> None:
+        self._cluster = cluster
+        # There is no kube-scheduler that holds a Lease; any free ports, so that they cannot collide.
+        settings = replace(
+            configuration.scheduler, lease="", port=0, address=LOOPBACK, ops_port=0, ops_address=LOOPBACK
+        )
+        self._service = Service(replace(configuration, scheduler=settings), cluster)
+
+    def start(self) -> None:
+        self._service.start()
+
+    def stop(self) -> None:
+        self._service.stop()
+
+    def knows(self, pod: Pod) -> bool:
+        """Whether the scheduler has seen the pod, and what it is charged."""
+        return self._service.synced and self._service.state.pod(pod.metadata.uid) is not None
+
+    def knows_node(self, name: str) -> bool:
+        return self._service.state.node(name) is not None
+
+    def schedule(self, pod: Pod) -> str:
+        """Bind a pod to the best node; returns why that is not possible, empty if it was bound."""
+        names = [node.metadata.name for node in self._cluster.list(NODES).items]
+        answer = self._call("filter", {"Pod": pod, "NodeNames": names})
+        fitting = answer["NodeNames"]
+        if not fitting:
+            waiting = self._service.waiting.get(pod.metadata.uid)
+            return str(answer["Error"]) or (waiting.summary if waiting else "no node fits")
+        scores = {each["Host"]: each["Score"] for each in self._call("prioritize", {"Pod": pod, "NodeNames": fitting})}
+        node = max(fitting, key=lambda name: scores.get(name, 0))
+        metadata = pod.metadata
+        return str(self._call("bind", BindingArgs(metadata.name, metadata.namespace, metadata.uid, node))["Error"])
+
+    def _call(self, verb: str, body: object) -> Any:  # noqa: ANN401 - any JSON value
+        connection = http.client.HTTPConnection(LOOPBACK, self._service.server.port, timeout=TIMEOUT_S)
         try:
-            return name, place_pod(request, available, unit_mib=scheme.unit_mib, options=options)
-        except InsufficientGpus as error:
-            problems.append(f"{name}: {error}")
-    return "; ".join(problems)
-
-
-def usage_on(node: str, pods: Sequence[Pod], scheme: Scheme) -> list[dict[str, GpuUsage]]:
-    """Return what each pod of a node uses of its cards."""
-    usage = []
-    for pod in pods:
-        placed = decode_placement(pod.metadata.annotations.get(scheme.names.placement, ""))
-        if placed and pod.spec.node_name == node and pod.status.phase != FAILED:
-            usage.append(peak_usage(request_held_by(pod.spec, pod.metadata.annotations, scheme), placed))
-    return usage
+            connection.request("POST", f"/scheduler/{verb}", msgspec.json.encode(body))
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()

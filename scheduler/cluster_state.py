@@ -69,6 +69,8 @@ class ClusterState:
         self._numbers = itertools.count()
         self._card_sizes: dict[str, int] | None = None
         self.on_room: Callable[[str], None] = lambda _: None
+        # Called with a pod that kube-scheduler reports as unschedulable.
+        self.on_unschedulable: Callable[[SchedulerPod], None] = lambda _: None
         # Called with the UID of a pod that need not be scheduled any more.
         self.on_gone: Callable[[str], None] = lambda _: None
 
@@ -121,6 +123,10 @@ class ClusterState:
     def _created_s(self, uid: str) -> float:
         pod = self._pods.get(uid)
         return pod.created_s if pod else 0.0
+
+    def node_names(self) -> list[str]:
+        with self.lock:
+            return list(self.table.names())
 
     def node(self, name: str) -> GpuNode | None:
         with self.lock:
@@ -178,9 +184,13 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         self._remember(pod)
         claim = self._claims.get(pod.uid)
+        has_failed = bool(pod.scheduling_failure) and (
+            before is None or pod.scheduling_failure != before.scheduling_failure
+        )
+        if claim is None and has_failed:
+            self.on_unschedulable(pod)
         if claim is None or claim.expires_at is None or before is None:
             return
-        has_failed = bool(pod.scheduling_failure) and pod.scheduling_failure != before.scheduling_failure
         if pod.is_deleting or (has_failed and is_newer(pod, claim.pod)):
             self._drop(pod.uid)
 

@@ -85,6 +85,20 @@ class Extender:
             self._waiting.remove(pod.uid)
         return result
 
+    def explain(self, pod: SchedulerPod) -> None:
+        """Report why a pod fits on no node, as filter does; nothing if it fits on one, or was filtered."""
+        if self._state.claim(pod.uid) is not None or self._waiting.get(pod.uid) is not None:
+            return
+        grant = self.grant(pod)
+        if not grant.is_charged:
+            self._reporter.report_uncharged(pod)
+            return
+        query = self.query(pod, grant)
+        fits = self._state.fit(query, self._state.node_names())
+        if len(fits.names) and fits.problems.all():
+            summary = describe_fits(query, fits, self._state.best_free(query), grant.refusals)
+            self._reporter.report_refused(pod, summary, count_problems(fits))
+
     def read_pod(self, pod: ExtenderPod) -> SchedulerPod | None:
         return reduce_pod(pod.metadata, pod.spec, pod.status, self._scheme)
 

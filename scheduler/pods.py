@@ -36,6 +36,7 @@ class SchedulerPod(Object, frozen=True, kw_only=True):
     placed: dict[str, tuple[GpuSlice, ...]] | None = None
     minors: dict[str, tuple[int, ...]] = field(default_factory=dict)
     owner: str = ""
+    scheduler: str = ""
     priority: int = 0
     created_s: float = 0.0
     has_ended: bool = False
@@ -82,6 +83,7 @@ def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Sch
         placed=decode_placement(annotations.get(scheme.names.placement, "")),
         minors=predicate_minors(spec, annotations, scheme) if spec.node_name else {},
         owner=next((each.uid for each in metadata.owner_references if each.controller), ""),
+        scheduler=spec.scheduler_name or "",
         priority=spec.priority or 0,
         created_s=datetime.fromisoformat(created).timestamp() if created else 0.0,
         has_ended=status.has_ended,

@@ -25,6 +25,7 @@ from ledger.ledger_store import LedgerStore
 from scheduler.binding import Binder, BindFailed
 from scheduler.cluster_state import ClusterState
 from scheduler.decisions import PATH, DecisionLog, list_decisions
+from scheduler.explaining import Explainer
 from scheduler.extender import Extender
 from scheduler.extender_api import (
     BindingResult,
@@ -101,6 +102,7 @@ class Service:
             extender=self.extender,
             is_active=self.is_active,
         )
+        self.explainer = Explainer(self.extender, self.is_active)
         # The casts: an informer with `convert` caches other objects than the API server sends for its kind.
         self.pods: Informer[SchedulerPod] = Informer(
             cluster, cast("Kind[SchedulerPod]", PODS), convert=lambda pod: scheduler_pod_of(pod, scheme)
@@ -141,6 +143,7 @@ class Service:
     def _wire(self) -> None:
         self.state.on_room = self.requeuer.note_room
         self.state.on_gone = self._forget
+        self.state.on_unschedulable = self._explain
         self.ledgers.on_change = self.requeuer.note_ledger
         self.nodes.on_change(self.state.handle_node)
         self.pods.on_change(self.state.handle_pod)
@@ -156,6 +159,7 @@ class Service:
         for informer in (self.nodes, self.ledgers.informer, self.pods):
             informer.start()
         self.requeuer.start()
+        self.explainer.start()
         self._ticker.start()
         self.server.start()
         self._log.info("scheduler_started", port=self.server.port, ops_port=self.probes.port)
@@ -166,6 +170,7 @@ class Service:
         self.server.stop()
         self.binder.stop()
         self.requeuer.stop()
+        self.explainer.stop()
         if self.lease is not None:
             self.lease.stop()
         for informer in (self.pods, self.nodes, self.ledgers.informer):
@@ -196,6 +201,7 @@ class Service:
             "an informer": all(each.alive for each in (self.nodes, self.pods, self.ledgers.informer)),
             "the ledger committer": self.committer.alive,
             "the requeuer": self.requeuer.alive,
+            "the explainer": self.explainer.alive,
             "the claim timer": self._ticker.is_alive(),
             "the extender": self.server.alive,
         }
@@ -208,6 +214,10 @@ class Service:
     def _forget(self, uid: str) -> None:
         self.waiting.remove(uid)
         self.events.forget(uid)
+
+    def _explain(self, pod: SchedulerPod) -> None:
+        if pod.scheduler == SCHEDULER:
+            self.explainer.enqueue(pod)
 
     def _tick(self) -> None:
         while not self.ending.wait(TICK_S):

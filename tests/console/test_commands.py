@@ -43,6 +43,7 @@ def test_help_lists_every_command_and_where_to_start() -> None:
         "local",
         "nodeplugin",
         "quota",
+        "scheduler",
         "webhook",
     ]
     for name in names:
@@ -209,6 +210,7 @@ def test_codes_are_stable() -> None:
         "ContainerUnknown",
         "CoreLimitInvalid",
         "ModelInvalid",
+        "OptionInvalid",
         "NodeChosen",
         "SchedulerForeign",
         "AnnotationOwned",

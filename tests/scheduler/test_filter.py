@@ -305,3 +305,14 @@ def test_audit_mode_binds_without_a_charge() -> None:
         assert world.schedule(pod) == "n"
     finally:
         world.stop()
+
+
+def test_a_pod_that_kube_scheduler_refuses_by_itself_is_explained_as_well(world: World) -> None:
+    """On a full cluster it counts resources, and never asks the extender."""
+    world.add_node("n", 1)
+    world.schedule(world.add_pod("first", container(cores=100, memory=1)))
+    pod = world.add_pod("p", schedulerName="quotient-scheduler")
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cores"}
+    world.cluster.patch(PODS, "p", TEAM, {"status": {"conditions": [condition]}}, subresource="status")
+    expected = "InsufficientGPUs: 1 of 1 nodes: no GPU with 2 GiB free, the best has 0 MiB"
+    eventually(lambda: world.events(pod) == [expected], "the event")
