@@ -43,6 +43,7 @@ bench: $(READY) cluster-parts ## Run the benchmarks behind the figures in the RE
 	@$(BIN)/python -m bench.webhook
 	@$(BIN)/python -m bench.quota
 	@$(BIN)/python -m bench.nodeplugin
+	@$(BIN)/python -m bench.scheduler
 
 fuzz: $(READY) ## Fuzz the parsers with atheris, one minute for each target
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install --quiet --require-hashes -r requirements-fuzz.lock

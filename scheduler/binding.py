@@ -34,6 +34,7 @@ from vcuda.scheme import Scheme
 
 # One call to the API server; several of them fit into the time for a binding.
 CALL_TIMEOUT_S = 5.0
+MAX_CALLS = 24
 RETRY = Backoff(first_s=0.05, max_s=1.0)
 # After a binding, the watch should show the pod as bound within this time; otherwise the pod is read.
 CONFIRM_S = 30.0
@@ -68,6 +69,8 @@ class Binder:
         self._cluster, self._scheme, self._extender, self._state = cluster, scheme, extender, state
         self._ledgers, self._ledger_writer, self._reporter = ledgers, ledger_writer, reporter
         self._cluster_mode, self._timeout_s, self._clock = cluster_mode, timeout_s, clock
+        # kube-scheduler binds any number of pods at once; more calls than connections would only wait for each other.
+        self._slots = threading.BoundedSemaphore(MAX_CALLS)
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
 
@@ -177,7 +180,8 @@ class Binder:
         while True:
             cluster = self._cluster.with_timeout(max(0.1, min(CALL_TIMEOUT_S, deadline - self._clock())))
             try:
-                cluster.bind(metadata.name, metadata.namespace, claim.node, uid=pod.uid, annotations=annotations)
+                with self._slots:
+                    cluster.bind(metadata.name, metadata.namespace, claim.node, uid=pod.uid, annotations=annotations)
             except Conflict as error:
                 if self._is_bound(pod, claim.node):
                     return

@@ -55,6 +55,17 @@ IDENTITIES = {
 CONTROL_PLANE = ("etcd", "kube-apiserver")
 CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 NODE = ("containerd", "kubelet")
+PATIENT_CONTROLLERS = "patient-controller-manager"
+# The API server with a log of all writes.
+AUDITED_API_SERVER = "audited-apiserver"
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}],
+}
+# Quotient's kube-scheduler without the extender, for comparison.
+PLAIN_SCHEDULER = "plain-kube-scheduler"
 WEBHOOK, CONTROLLER, NODE_PLUGIN = "quotient-webhook", "quotient-controller", "quotient-nodeplugin"
 # Each replica of the scheduler is two programs, which see the same host name, as the containers of a pod do.
 REPLICAS = ("a", "b")
@@ -261,19 +272,21 @@ def programs(layout: Layout) -> dict[str, Program]:
         "--enable-aggregator-routing=true",
         "--kubelet-preferred-address-types=InternalIP",
     ]
+    controller_manager = [
+        f"{kubernetes}/kube-controller-manager",
+        f"--kubeconfig={state}/controller-manager.kubeconfig",
+        f"--service-account-private-key-file={pki}/service-accounts.key",
+        f"--root-ca-file={pki}/ca.crt",
+        "--use-service-account-credentials",
+        "--leader-elect=false",
+    ]
     return {
         "etcd": Program([f"{debian}/usr/bin/etcd", f"--data-dir={RUN}/etcd", "--logger=zap"]),
         "kube-apiserver": Program(apiserver),
-        "kube-controller-manager": Program(
-            [
-                f"{kubernetes}/kube-controller-manager",
-                f"--kubeconfig={state}/controller-manager.kubeconfig",
-                f"--service-account-private-key-file={pki}/service-accounts.key",
-                f"--root-ca-file={pki}/ca.crt",
-                "--use-service-account-credentials",
-                "--leader-elect=false",
-            ]
-        ),
+        AUDITED_API_SERVER: Program([*apiserver, *audit_flags(layout)]),
+        "kube-controller-manager": Program(controller_manager),
+        # For nodes that are objects only: without a kubelet's heartbeats they would be tainted after 40 seconds.
+        PATIENT_CONTROLLERS: Program([*controller_manager, "--node-monitor-grace-period=24h"]),
         "kube-scheduler": Program(
             [f"{kubernetes}/kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false"]
         ),
@@ -292,9 +305,16 @@ def programs(layout: Layout) -> dict[str, Program]:
         WEBHOOK: quotient_webhook(layout),
         CONTROLLER: quotient_controller(layout),
         NODE_PLUGIN: quotient_nodeplugin(layout),
+        PLAIN_SCHEDULER: plain_kube_scheduler(layout),
         **{extender_name(replica): quotient_extender(layout, replica) for replica in REPLICAS},
         **{kube_scheduler_name(replica): quotient_kube_scheduler(layout, replica) for replica in REPLICAS},
     }
+
+
+def audit_flags(layout: Layout) -> list[str]:
+    policy = layout.state / "audit-policy.json"
+    policy.write_text(json.dumps(AUDIT_POLICY))
+    return [f"--audit-policy-file={policy}", f"--audit-log-path={layout.logs}/audit.log"]
 
 
 def extender_name(replica: str) -> str:
@@ -305,13 +325,13 @@ def kube_scheduler_name(replica: str) -> str:
     return f"quotient-kube-scheduler-{replica}"
 
 
-def extender_settings(layout: Layout, replica: str) -> SchedulerSettings:
+def extender_settings(replica: str) -> SchedulerSettings:
     number = REPLICAS.index(replica)
     return SchedulerSettings(port=EXTENDER_PORT + number, ops_address="127.0.0.1", ops_port=8090 + number)
 
 
 def quotient_extender(layout: Layout, replica: str) -> Program:
-    settings = extender_settings(layout, replica)
+    settings = extender_settings(replica)
     program = quotient(
         "scheduler",
         f"cluster.kubeconfig={layout.state}/quotient-scheduler.kubeconfig",
@@ -324,14 +344,28 @@ def quotient_extender(layout: Layout, replica: str) -> Program:
 
 def quotient_kube_scheduler(layout: Layout, replica: str) -> Program:
     """Return Quotient's own kube-scheduler, which calls the extender of the same replica."""
-    configuration = replace(Configuration(), scheduler=extender_settings(layout, replica))
+    configuration = replace(Configuration(), scheduler=extender_settings(replica))
     made = kube_scheduler_configuration(configuration)
+    # A short lease keeps tests of leader changes short.
+    made["leaderElection"] |= {"leaseDuration": "5s", "renewDeadline": "3s", "retryPeriod": "1s"}
     made["clientConnection"]["kubeconfig"] = f"{layout.state}/quotient-scheduler.kubeconfig"
-    file = layout.state / f"{kube_scheduler_name(replica)}.json"
-    file.write_text(json.dumps(made, indent=1))
-    port = 10300 + REPLICAS.index(replica)
-    argv = [f"{layout.kubernetes}/kube-scheduler", f"--config={file}", f"--secure-port={port}", "--v=2"]
-    return on_host(f"replica-{replica}", Program(argv))
+    return on_host(f"replica-{replica}", kube_scheduler(layout, kube_scheduler_name(replica), made))
+
+
+def plain_kube_scheduler(layout: Layout) -> Program:
+    made = kube_scheduler_configuration(Configuration())
+    del made["extenders"]
+    made["leaderElection"]["leaderElect"] = False
+    made["clientConnection"]["kubeconfig"] = f"{layout.state}/quotient-scheduler.kubeconfig"
+    return kube_scheduler(layout, PLAIN_SCHEDULER, made)
+
+
+def kube_scheduler(layout: Layout, name: str, configuration: dict[str, Any]) -> Program:
+    file = layout.state / f"{name}.json"
+    file.write_text(json.dumps(configuration, indent=1))
+    # The probes' port differs, since several run at once.
+    port = 10300 + [PLAIN_SCHEDULER, *map(kube_scheduler_name, REPLICAS)].index(name)
+    return Program([f"{layout.kubernetes}/kube-scheduler", f"--config={file}", f"--secure-port={port}", "--v=2"])
 
 
 def on_host(name: str, program: Program) -> Program:

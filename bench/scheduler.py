@@ -1,0 +1,229 @@
+"""The cost of the scheduler: the extender's answers on large clusters, and kube-scheduler's throughput with it.
+
+    python -m bench.scheduler [--only extender|throughput] [--nodes 5000] [--pods 400]
+
+Extender: nodes of 8 GPUs, four running GPU pods on each; pods of nine sizes are filtered, ranked and bound over HTTP by
+one client, as kube-scheduler does it. The order of the node names is another one in every request.
+
+Throughput: Node objects on a real API server, and the real kube-scheduler, in turns with the extender and without it,
+and otherwise with the same configuration. The same number of pods is created before each turn. Everything shares one
+machine, so only the ratio is meaningful.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench.reporting import current_commit, print_progress, resident_bytes
+from bench.scheduler_process import ARRIVING, node_name, pod_manifest
+from cluster.objects import PODS
+from tests.cluster import layout
+from tests.cluster.objects import new_namespace
+from tests.cluster.real import RealCluster
+from tests.scheduler.real import SchedulerCluster, pod_spec
+
+RESULTS = Path(__file__).parent / "results" / "scheduler.json"
+TARGETS = {
+    "extender_mean_ms": 5,
+    "extender_p99_ms": 25,
+    "bind_ms": 2,
+    "extender_rss_mb": 500,
+    "times_plain": 0.5,
+}
+SIZES = (1000, 5000, 20000)
+PODS_PER_NODE = 4
+ROUNDS = 300
+WARM_UP = 30
+# The pod that is bound, and the clients that create objects.
+CLIENTS = 16
+TURNS = 3
+TURN_TIMEOUT_S = 600.0
+
+Figures = dict[str, Any]
+
+
+class ExtenderClient:
+    """One connection to an extender, with little overhead of its own."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray(2**24)
+
+    def call(self, verb: str, body: bytes) -> tuple[float, bytes]:
+        """Send a request; returns the seconds until its answer was received, and the answer."""
+        head = f"POST /scheduler/{verb} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        started = time.perf_counter()
+        self._socket.sendall(head + body)
+        view, received, needed = memoryview(self._buffer), 0, None
+        while needed is None or received < needed:
+            received += self._socket.recv_into(view[received:])
+            end = self._buffer.find(b"\r\n\r\n", 0, received)
+            if needed is None and end > 0:
+                needed = end + 4 + int(bytes(self._buffer[:end]).split(b"Content-Length: ")[1].split(b"\r\n")[0])
+        took_s = time.perf_counter() - started
+        start = self._buffer.find(b"\r\n\r\n", 0, received) + 4
+        return took_s, bytes(self._buffer[start:received])
+
+
+def compact(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """Encode JSON as Go does."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def measure_extender(nodes: int) -> Figures:
+    """Measure the answers of an extender on a cluster of this size."""
+    print_progress(f"extender: {nodes} nodes, {nodes * PODS_PER_NODE} running pods")
+    command = [sys.executable, "-m", "bench.scheduler_process", str(nodes), str(nodes * PODS_PER_NODE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - our own program
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        client = ExtenderClient(int(process.stdout.readline()))
+        try:
+            times, bindings = run_pods(client, nodes)
+            memory = resident_bytes(process.pid)
+        finally:
+            process.terminate()
+    return {
+        "nodes": nodes,
+        "filter_mean_ms": mean_ms([filter_s for filter_s, _ in times]),
+        "prioritize_mean_ms": mean_ms([prioritize_s for _, prioritize_s in times]),
+        "mean_ms": mean_ms(list(map(sum, times))),
+        "p99_ms": percentile_ms(list(map(sum, times)), 0.99),
+        "bind_mean_ms": mean_ms(bindings),
+        "rss_mb": round(memory / 2**20),
+    }
+
+
+def run_pods(client: ExtenderClient, nodes: int) -> tuple[list[tuple[float, float]], list[float]]:
+    choose = random.Random(42)
+    names = [node_name(number) for number in range(nodes)]
+    times: list[tuple[float, float]] = []
+    bindings: list[float] = []
+    for number in range(ROUNDS + WARM_UP):
+        pod = pod_manifest(10**6 + number, choose.choice(ARRIVING))
+        choose.shuffle(names)
+        filter_s, answer = client.call("filter", compact({"Pod": pod, "Nodes": None, "NodeNames": names}))
+        fitting = json.loads(answer)["NodeNames"]
+        prioritize_s = 0.0
+        if len(fitting) > 1:
+            prioritize_s, _ = client.call("prioritize", compact({"Pod": pod, "Nodes": None, "NodeNames": fitting}))
+        metadata = pod["metadata"]
+        args = {"PodName": metadata["name"], "PodNamespace": "team", "PodUID": metadata["uid"], "Node": fitting[0]}
+        bind_s, bound = client.call("bind", compact(args)) if fitting else (0.0, b"")
+        if number >= WARM_UP:
+            times.append((filter_s, prioritize_s))
+            bindings += [bind_s] if b'"Error":""' in bound else []
+    return times, bindings
+
+
+def mean_ms(seconds: list[float]) -> float:
+    return round(1000 * statistics.mean(seconds), 2)
+
+
+def percentile_ms(seconds: list[float], part: float) -> float:
+    return round(1000 * sorted(seconds)[int(part * len(seconds))], 2)
+
+
+class ThroughputRun:
+    """A cluster with many Node objects, on which pods are scheduled in turns with and without the extender."""
+
+    def __init__(self, nodes: int, pods: int) -> None:
+        self._pods = pods
+        self._cluster = SchedulerCluster(RealCluster.start())
+        self._api = self._cluster.cluster
+        print_progress(f"throughput: creating {nodes} nodes")
+        started = time.monotonic()
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            list(pool.map(lambda number: self._cluster.add_node(node_name(number), 8), range(nodes)))
+        print_progress(f"throughput: {nodes} nodes after {time.monotonic() - started:.0f} s")
+
+    def stop(self) -> None:
+        self._cluster.stop()
+
+    def turn(self, name: str, *programs: str) -> Figures:
+        """Create pods, start a scheduler, and measure how fast it binds them."""
+        namespace = new_namespace(self._api, name)
+        real = self._cluster.real
+        for program in programs:
+            real.run(program)
+        # The first pod shows that the scheduler has its caches and leads.
+        self._create(namespace, 0)
+        self._wait_bound(namespace, 1)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            real.kill(programs[-1], 19)
+            list(pool.map(lambda number: self._create(namespace, number), range(1, self._pods + 1)))
+        started = time.monotonic()
+        real.kill(programs[-1], 18)
+        self._wait_bound(namespace, self._pods + 1)
+        took_s = time.monotonic() - started
+        for program in reversed(programs):
+            real.kill(program)
+        figures = {"pods_per_s": round(self._pods / took_s, 1)}
+        print_progress(f"throughput: {name}: {figures}")
+        return figures
+
+    def _create(self, namespace: str, number: int) -> None:
+        body = {"metadata": {"name": f"p-{number}", "namespace": namespace}, "spec": pod_spec(50, 8)}
+        self._api.create(PODS, body)
+
+    def _wait_bound(self, namespace: str, count: int) -> None:
+        deadline = time.monotonic() + TURN_TIMEOUT_S
+        while sum(bool(pod.spec.node_name) for pod in self._api.list(PODS, namespace).items) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{namespace}: fewer than {count} pods are bound")
+            time.sleep(0.2)
+
+
+def measure_throughput(nodes: int, pods: int) -> Figures:
+    run = ThroughputRun(nodes, pods)
+    turns: list[dict[str, float]] = []
+    try:
+        for number in range(TURNS):
+            plain = run.turn(f"plain-{number}", layout.PLAIN_SCHEDULER)["pods_per_s"]
+            with_extender = run.turn(f"extender-{number}", layout.extender_name("a"), layout.kube_scheduler_name("a"))[
+                "pods_per_s"
+            ]
+            turns.append({"plain": plain, "extender": with_extender, "ratio": round(with_extender / plain, 2)})
+    finally:
+        run.stop()
+    return {
+        "nodes": nodes,
+        "pods": pods,
+        "turns": turns,
+        "times_plain": round(statistics.median(each["ratio"] for each in turns), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("extender", "throughput"))
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--pods", type=int, default=400)
+    options = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results |= {
+        "commit": current_commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "targets": TARGETS,
+    }
+    if options.only != "throughput":
+        results["extender"] = [measure_extender(nodes) for nodes in SIZES]
+    if options.only != "extender":
+        results["throughput"] = measure_throughput(options.nodes, options.pods)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print_progress(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
