@@ -95,17 +95,18 @@ def test_a_placed_pod_costs_one_write(
     real_cluster_possible: None, record_property: Callable[[str, object], None]
 ) -> None:
     """The Binding, beside kube-scheduler's own event; and at most one write of ledger and status for each pod."""
-    cluster = SchedulerCluster(RealCluster.start(), "a")
+    cluster = SchedulerCluster(RealCluster.start())
     try:
         cluster.namespace("busy", "types: {T4: {cores: 100000}}")
-        for number in range(PODS_CREATED // 10):
+        for number in range(PODS_CREATED // 8):
             cluster.add_node(f"busy-{number}", 5)
-        eventually(cluster.holder, "a leader", 60)
         cluster.real.kill("kube-apiserver")
         cluster.real.run(layout.AUDITED_API_SERVER)
         cluster.real.until("the API server", cluster.real.api_ready, layout.AUDITED_API_SERVER)
+        cluster.start_replica("a")
+        eventually(cluster.holder, "a leader", 60)
         cluster.pod("busy", "warm-up")
-        eventually(partial(is_bound, cluster, "busy", "warm-up"), "a scheduler that works again", 60)
+        eventually(partial(is_bound, cluster, "busy", "warm-up"), "the scheduler", 60)
         before = len(cluster.audit_log())
         for number in range(PODS_CREATED):
             cluster.pod("busy", f"p{number}", 50, 8)
