@@ -43,7 +43,9 @@ def test_help_lists_every_command_and_where_to_start() -> None:
         "local",
         "nodeplugin",
         "quota",
+        "scheduler",
         "webhook",
+        "why",
     ]
     for name in names:
         command = main.get_command(context, name)
@@ -209,6 +211,7 @@ def test_codes_are_stable() -> None:
         "ContainerUnknown",
         "CoreLimitInvalid",
         "ModelInvalid",
+        "OptionInvalid",
         "NodeChosen",
         "SchedulerForeign",
         "AnnotationOwned",
