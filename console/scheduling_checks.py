@@ -165,6 +165,4 @@ def offers_any(node: "Node", resource: str) -> bool:
 def describe_unoffered(gpus: "tuple[Gpu, ...]", resource: str) -> str:
     if not any(gpu.healthy for gpu in gpus):
         return f"none of its {count_of(len(gpus), 'GPU')} is healthy: {gpus[0].reason or 'no reason given'}"
-    return (
-        f"its inventory has {len(gpus)} GPUs, but allocatable {resource} is 0: the kubelet has no device plugin for it"
-    )
+    return f"its inventory has {count_of(len(gpus), 'GPU')}, but allocatable {resource} is 0: the kubelet offers none"
