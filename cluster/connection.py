@@ -18,6 +18,7 @@ from msgspec import Struct
 from vcuda.decision import Unavailable
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DEFAULT_NAMESPACE = "default"
 POOL_SIZE = 32
 # The kubelet replaces a token when 80 % of its lifetime (an hour by default) are over: a minute is soon enough.
 TOKEN_REFRESH_S = 60.0
@@ -73,6 +74,20 @@ def pod_connection(folder: Path = SERVICE_ACCOUNT) -> ApiConnection | None:
         socket_options=keepalive_options(),
     )
     return ApiConnection(f"https://{url_host(host)}:{port}", pool, TokenFile(folder / "token"))
+
+
+def default_namespace(kubeconfig: str = "", context: str = "", folder: Path = SERVICE_ACCOUNT) -> str:
+    """Return the namespace of the kubeconfig's context, or of this pod; `default` if none is set."""
+    if not kubeconfig and pod_connection(folder) is not None:
+        return (folder / "namespace").read_text().strip()
+    from kubernetes import config  # noqa: PLC0415 - see above
+
+    try:
+        contexts, current = config.list_kube_config_contexts(kubeconfig or None)
+    except (config.ConfigException, OSError):
+        return DEFAULT_NAMESPACE
+    chosen = next((each for each in contexts if each["name"] == context), current)
+    return str(chosen["context"].get("namespace") or DEFAULT_NAMESPACE)
 
 
 def url_host(host: str) -> str:

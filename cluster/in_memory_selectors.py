@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.errors import Rejected
 from cluster.interface import Selector
-from cluster.objects import NODES, PODS, Raw
+from cluster.objects import EVENTS, NODES, PODS, Raw
 
 KEY = r"(?P<key>[A-Za-z0-9][A-Za-z0-9_./-]*)"
 SET_BASED = re.compile(KEY + r"\s+(?P<verb>in|notin)\s*\(\s*(?P<values>[^()]*)\)")
@@ -15,7 +15,7 @@ EXISTENCE = re.compile(r"(?P<verb>!?)\s*" + KEY)
 # A comma outside of parentheses: those within separate the values of `in` and `notin`.
 SEPARATOR = re.compile(r",(?![^(]*\))")
 
-# The API server supports these fields only, those of pods and nodes as far as components use them.
+# The API server supports these fields only, those of the kinds below as far as Quotient uses them.
 FIELDS_OF_ALL_KINDS = ("metadata.name", "metadata.namespace")
 FIELDS = {
     PODS.plural: (
@@ -26,6 +26,14 @@ FIELDS = {
         "status.phase",
     ),
     NODES.plural: ("spec.unschedulable",),
+    EVENTS.plural: (
+        "involvedObject.kind",
+        "involvedObject.name",
+        "involvedObject.uid",
+        "reason",
+        "reportingComponent",
+        "type",
+    ),
 }
 
 Condition = Callable[[Raw], bool]

@@ -184,18 +184,30 @@ class WorkloadTemplate(Struct, frozen=True, omit_defaults=True):
     spec: TemplateSpec = TemplateSpec()
 
 
+class LabelSelector(Struct, frozen=True, rename="camel", omit_defaults=True):
+    match_labels: dict[str, str] = {}
+
+
 class WorkloadSpec(Struct, frozen=True, omit_defaults=True):
     # The API's default for a Deployment; a DaemonSet has no such field.
     replicas: int = 1
+    selector: LabelSelector = LabelSelector()
     template: WorkloadTemplate = WorkloadTemplate()
 
 
 class WorkloadStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The first three are of Deployments, the others of DaemonSets."""
+
+    replicas: int = 0
     ready_replicas: int = 0
+    updated_replicas: int = 0
+    desired_number_scheduled: int = 0
+    number_ready: int = 0
+    updated_number_scheduled: int = 0
 
 
 class Workload(Object, frozen=True, kw_only=True):
-    """A Deployment or a DaemonSet; partial."""
+    """A workload: a Deployment, DaemonSet, Job and so on; partial."""
 
     spec: WorkloadSpec = WorkloadSpec()
     status: WorkloadStatus = WorkloadStatus()

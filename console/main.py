@@ -35,6 +35,7 @@ COMMANDS = {
     "quota": "console.quota",
     "scheduler": "console.scheduler",
     "webhook": "console.webhook",
+    "why": "console.why",
 }
 
 

@@ -9,8 +9,19 @@ from msgspec.structs import replace
 
 from cluster import api
 from cluster.errors import AlreadyExists, Conflict, NotFound, Rejected
+from cluster.events import WARNING, EventRecorder
 from cluster.interface import Cluster, Selector
-from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS, VALIDATING_WEBHOOKS, Metadata, Pod
+from cluster.objects import (
+    CONFIG_MAPS,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    VALIDATING_WEBHOOKS,
+    Metadata,
+    ObjectReference,
+    Pod,
+)
 from tests.cluster.objects import config_map, gpu_pod, pod
 from tests.waiting import eventually
 
@@ -471,6 +482,22 @@ def test_lists_are_filtered_by_namespace_labels_and_fields(cluster: Cluster, nam
     assert names(cluster, namespace, Selector(fields="metadata.name=b")) == {"b"}
     assert names(cluster, namespace, Selector(fields="spec.nodeName=")) == {"a", "b", "c"}
     assert names(cluster, "default", Selector(labels="app")) == set()
+
+
+def test_events_are_selected_by_their_object_reason_and_component(cluster: Cluster, namespace: str) -> None:
+    for name, reason, component in (("a", "FailedCreate", "job-controller"), ("b", "QuotaExceeded", "webhook")):
+        about = ObjectReference(api_version="batch/v1", kind="Job", namespace=namespace, name=name, uid=f"uid-{name}")
+        EventRecorder(cluster, component).record(about, reason, "text", type_=WARNING)
+    for fields, expected in (
+        ("involvedObject.uid=uid-a", {"a"}),
+        ("involvedObject.kind=Job,involvedObject.name=b", {"b"}),
+        ("involvedObject.kind=Pod", set()),
+        ("reason=FailedCreate", {"a"}),
+        ("reportingComponent=webhook", {"b"}),
+        ("type=Warning", {"a", "b"}),
+    ):
+        found = cluster.list(EVENTS, namespace, Selector(fields=fields)).items
+        assert {each.involved_object.name for each in found} == expected, fields
 
 
 def test_a_list_of_several_pages_is_complete(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:

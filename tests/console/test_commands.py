@@ -45,6 +45,7 @@ def test_help_lists_every_command_and_where_to_start() -> None:
         "quota",
         "scheduler",
         "webhook",
+        "why",
     ]
     for name in names:
         command = main.get_command(context, name)
