@@ -45,6 +45,7 @@ class Requeuer:
         self._room = threading.Event()
         self._stopping = threading.Event()
         self.requeued = 0
+        self.on_requeued: Callable[[], None] = lambda: None
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="requeuer", daemon=True)
 
@@ -135,6 +136,7 @@ class Requeuer:
             self._log.warning("pod_not_requeued", pod=pod.title, error=str(error))
             return 0
         self.requeued += 1
+        self.on_requeued()
         return 1
 
 

@@ -142,6 +142,7 @@ class Service:
 
     def _wire(self) -> None:
         self.state.on_room = self.requeuer.note_room
+        self.requeuer.on_requeued = self.metrics.requeued.inc
         self.state.on_gone = self._forget
         self.state.on_unschedulable = self._explain
         self.ledgers.on_change = self.requeuer.note_ledger

@@ -39,7 +39,7 @@ scheduler:
   port: 3456                # HTTP: /scheduler/filter, /scheduler/prioritize, /scheduler/bind
   opsAddress: 0.0.0.0       # address of the operations port
   opsPort: 8080             # HTTP: /livez, /readyz, /metrics and /decisions
-  lease: quotient-scheduler # Lease of kube-scheduler in systemNamespace; the extender answers while its pod holds it; empty: always
+  lease: quotient-scheduler # answer while our pod's kube-scheduler holds this Lease in systemNamespace; empty: always
   identity: ""              # what the holder of that Lease begins with; empty: the host name
   policy: binpack           # binpack | spread: which nodes and GPUs are preferred
   claimTimeoutS: 60         # how long a filtered pod holds its GPUs until it is bound
