@@ -18,10 +18,18 @@ from deploy.render import CHART, MANIFESTS
 from tests.background import Background
 from tests.cluster.images import BUSYBOX
 from tests.cluster.objects import new_namespace
-from tests.cluster.quotient import SYSTEM, VALUES, give_image, install_chart, is_armed, run_helm
+from tests.cluster.quotient import SYSTEM, VALUES, give_images, install_chart, is_armed, run_helm
 from tests.cluster.real import RealCluster
 from tests.cluster.supervisor import ROOT
 from tests.deploy.node import check_node, prepare_node
+from tests.deploy.permissions import (
+    EVERYWHERE,
+    OWN_NAMESPACE,
+    documented_permissions,
+    granted_permissions,
+    impersonation_flags,
+    role_permissions,
+)
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES
 from vcuda.decision import Unavailable
@@ -30,7 +38,13 @@ from vcuda.names import CA_SECRET, LEAF_SECRET
 pytestmark = [pytest.mark.kubernetes, pytest.mark.node, pytest.mark.timeout(900)]
 TEAM = "team"
 QUOTA = "types: {A100: {cores: 100}}"
-COLUMNS = 7
+# Service accounts, with the roles of Kubernetes itself that are bound to them.
+BUILT_IN_ROLES = {
+    "quotient-webhook": (),
+    "quotient-controller": (),
+    "quotient-scheduler": ("system:kube-scheduler", "system:volume-scheduler"),
+    "quotient-nodeplugin": (),
+}
 AUDIT_MODE = ('config.mode="audit"', "nodePlugin.enabled=false")
 
 Obj = dict[str, Any]
@@ -75,7 +89,7 @@ class PodCreation(Background):
 def real(real_cluster_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
     cluster = RealCluster.start(node=True)
     try:
-        give_image(cluster, tmp_path_factory.mktemp("image"))
+        give_images(cluster, tmp_path_factory.mktemp("image"))
         new_namespace(connect(str(cluster.kubeconfig)), TEAM)
         yield cluster
     finally:
@@ -261,6 +275,7 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
         )
         kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings"
         real.kubectl("delete", kinds, "-l", "app.kubernetes.io/name=quotient")
+        real.kubectl("delete", "rolebindings", "-n", "kube-system", "-l", "app.kubernetes.io/name=quotient")
         eventually(
             lambda: not real.kubectl("get", "namespace", SYSTEM, "--ignore-not-found"),
             "the namespace to be deleted",
@@ -271,66 +286,25 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
     eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
 
 
-# API group, resource, object name or "", verb.
-Permission = tuple[str, str, str, str]
-
-
-def documented_permissions(account: str, where: str) -> set[Permission]:
-    """Read the table in docs/rbac.md."""
-    permissions: set[Permission] = set()
-    for line in (ROOT / "docs" / "rbac.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == COLUMNS and cells[0] == account and cells[1] == where:
-            _, _, group, resources, names, verbs, _ = cells
-            permissions |= {
-                (group, resource, name, verb)
-                for resource in resources.split(", ")
-                for name in names.split(", ")
-                for verb in verbs.split(", ")
-            }
-    return permissions
-
-
-def impersonation_flags(account: str) -> list[str]:
-    """Return kubectl's flags to act as a service account, written as NAMESPACE:NAME."""
-    groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.partition(':')[0]}", "system:authenticated"]
-    return [f"--as=system:serviceaccount:{account}", *(f"--as-group={group}" for group in groups)]
-
-
-def granted_permissions(real: RealCluster, account: str, namespace: str) -> set[Permission]:
-    """Ask the API server what an account may do in a namespace."""
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": namespace},
-    }
-    flags = [*impersonation_flags(account), "-o", "json", "--validate=false", "-f-"]
-    answer = json.loads(real.kubectl("create", *flags, stdin=json.dumps(review)))
-    return {
-        (group, resource, name, verb)
-        for rule in answer["status"]["resourceRules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for name in rule.get("resourceNames") or [""]
-        for verb in rule["verbs"]
-    }
-
-
 def check_permissions(real: RealCluster) -> None:
     """Every account may do exactly what is documented, and what any service account may do."""
     default = granted_permissions(real, f"{TEAM}:default", TEAM)
-    for account in ("quotient-webhook", "quotient-controller", "quotient-nodeplugin"):
-        everywhere = documented_permissions(account, "everywhere")
+    for account, roles in BUILT_IN_ROLES.items():
+        everywhere = documented_permissions(account, EVERYWHERE)
+        for role in roles:
+            everywhere |= role_permissions(real, role) - default
         assert granted_permissions(real, f"{SYSTEM}:{account}", TEAM) - default == everywhere
-        own_namespace = everywhere | documented_permissions(account, "own namespace")
+        own_namespace = everywhere | documented_permissions(account, OWN_NAMESPACE)
         assert granted_permissions(real, f"{SYSTEM}:{account}", SYSTEM) - default == own_namespace
-    for account, kind, name in (
-        ("quotient-webhook", "ConfigMap", "quotient"),
-        ("quotient-controller", "ConfigMap", "quotient"),
-        ("quotient-controller", "Secret", "mine"),
+    for account, verb, kind, name in (
+        ("quotient-webhook", "replace", "ConfigMap", "quotient"),
+        ("quotient-controller", "replace", "ConfigMap", "quotient"),
+        ("quotient-controller", "create", "Secret", "mine"),
+        ("quotient-scheduler", "replace", "ConfigMap", "quotient"),
+        ("quotient-scheduler", "create", "Lease", "mine"),
     ):
-        obj = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}}
-        verb = "replace" if name == "quotient" else "create"
+        api_version = "coordination.k8s.io/v1" if kind == "Lease" else "v1"
+        obj = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}}
         flags = [*impersonation_flags(f"{SYSTEM}:{account}"), "--validate=false", "-f-"]
         assert f"{account} may only write" in real.kubectl(verb, *flags, stdin=json.dumps(obj), check=False)
     text = logs(real)
@@ -356,4 +330,4 @@ def check_bindings_of_other_schedulers(real: RealCluster) -> None:
 
 def logs(real: RealCluster) -> str:
     """Return the logs of all of Quotient's pods."""
-    return "\n".join(real.kubectl("logs", "-n", SYSTEM, name) for name in objects(real, "pods"))
+    return "\n".join(real.kubectl("logs", "-n", SYSTEM, name, "--all-containers") for name in objects(real, "pods"))
