@@ -13,10 +13,11 @@ import pytest
 
 from cluster.api import connect
 from cluster.errors import ApiError
-from cluster.objects import CONFIG_MAPS, PODS, SECRETS
+from cluster.objects import CONFIG_MAPS, NODES, PODS, SECRETS
 from deploy.render import CHART, MANIFESTS
 from tests.background import Background
 from tests.cluster.images import BUSYBOX
+from tests.cluster.layout import NODE_NAME
 from tests.cluster.objects import new_namespace
 from tests.cluster.quotient import SYSTEM, VALUES, give_images, install_chart, is_armed, run_helm
 from tests.cluster.real import RealCluster
@@ -33,10 +34,13 @@ from tests.deploy.permissions import (
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES
 from vcuda.decision import Unavailable
-from vcuda.names import CA_SECRET, LEAF_SECRET
+from vcuda.inventory import Gpu, encode_inventory
+from vcuda.names import CA_SECRET, LEAF_SECRET, SCHEDULER
+from vcuda.placement_annotation import decode_placement
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.node, pytest.mark.timeout(900)]
 TEAM = "team"
+GPU_NODE = "gpu-node"
 QUOTA = "types: {A100: {cores: 100}}"
 # Service accounts, with the roles of Kubernetes itself that are bound to them.
 BUILT_IN_ROLES = {
@@ -139,6 +143,7 @@ def test_no_pod_is_held_up_from_installation_to_removal(real: RealCluster) -> No
         eventually(lambda: not before & pods_of(real, "webhook"), "the old replicas to be deleted", 60)
         assert is_armed(real), "the upgrade changed failurePolicy"
         cluster.create(PODS, pod(60, "fits"))
+        wait_bound(cluster, "fits", NODE_NAME)
         assert doctor_problems(real) == {}
         assert quotient(real, "certs").returncode == 0
         check_permissions(real)
@@ -286,6 +291,82 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
     eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
 
 
+def test_the_scheduler_is_added_by_an_upgrade_and_outlasts_the_end_of_its_containers(real: RealCluster) -> None:
+    """A pod that waited for it is bound; so are pods created while either container of the leader is dead."""
+    cluster = connect(str(real.kubeconfig))
+    add_gpu_node(cluster)
+    small = ('webhook={"replicas": 1}', 'controller={"replicas": 1}', "nodePlugin.enabled=false")
+    install_chart(real, *small, "scheduler.enabled=false")
+    waiting = cluster.create(PODS, tolerant_pod("waiting"))
+    assert (waiting.spec.scheduler_name, waiting.spec.node_name) == (SCHEDULER, None)
+    run_helm(real, "upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m", values=(*VALUES, *small))
+    wait_bound(cluster, "waiting", GPU_NODE)
+    replicas = pods_of(real, "scheduler")
+    assert len(replicas) == len({leader(real)} | replicas) == 2
+    assert active_replicas(real) == [leader(real)]
+    for container in ("kube-scheduler", "extender"):
+        killed = leader(real)
+        real.kill_container(container_id(real, killed, container))
+        cluster.create(PODS, tolerant_pod(f"without-{container}"))
+        wait_bound(cluster, f"without-{container}", GPU_NODE)
+        # Otherwise the next one to be killed may be the one that is still starting.
+        real.kubectl("wait", "-n", SYSTEM, killed, "--for=condition=Ready", "--timeout=60s")
+        assert pods_of(real, "scheduler") == replicas
+    run_helm(real, "uninstall", "quotient", "--wait")
+    cluster.delete(NODES, GPU_NODE, "")
+    eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
+
+
+def add_gpu_node(cluster: Any) -> None:
+    """Add a Node with the inventory of two GPUs. No kubelet runs it."""
+    gpus = tuple(
+        Gpu(uuid=f"GPU-{index}", index=index, model="A100-SXM4-40GB", memory_mib=40960, healthy=True)
+        for index in range(2)
+    )
+    metadata = {"name": GPU_NODE, "annotations": {NAMES.inventory: encode_inventory(gpus)}}
+    # Quotient's own pods must not be scheduled to it.
+    taint = {"key": "no-kubelet", "effect": "NoSchedule"}
+    cluster.create(NODES, {"metadata": metadata, "spec": {"taints": [taint]}})
+    amounts = {"cpu": "32", "memory": "128Gi", "pods": "110", NAMES.core: "200", NAMES.memory: "320"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.patch(NODES, GPU_NODE, "", {"status": status}, subresource="status")
+
+
+def tolerant_pod(name: str) -> Obj:
+    """Return a GPU pod that can be scheduled to the node without a kubelet."""
+    tolerant = pod(50, name)
+    tolerant["spec"]["tolerations"] = [{"operator": "Exists"}]
+    return tolerant
+
+
+def wait_bound(cluster: Any, name: str, node: str) -> None:
+    eventually(lambda: cluster.get(PODS, name, TEAM).spec.node_name, f"pod {name} to be bound", 60)
+    bound = cluster.get(PODS, name, TEAM)
+    assert bound.spec.node_name == node
+    assert decode_placement(bound.metadata.annotations[NAMES.placement])
+
+
+def leader(real: RealCluster) -> str:
+    """Return the pod, as in pod/NAME, whose kube-scheduler holds the Lease."""
+    path = "-o=jsonpath={.spec.holderIdentity}"
+    return "pod/" + real.kubectl("get", "lease", SCHEDULER, "-n", SYSTEM, path).partition("_")[0]
+
+
+def active_replicas(real: RealCluster) -> list[str]:
+    """Ask every extender on its operations port whether it is active."""
+    path = "/api/v1/namespaces/{}/pods/{}:8080/proxy/metrics"
+    metrics = {
+        name: real.kubectl("get", "--raw", path.format(SYSTEM, name.removeprefix("pod/")))
+        for name in pods_of(real, "scheduler")
+    }
+    return [name for name, text in metrics.items() if "quotient_scheduler_active 1.0" in text]
+
+
+def container_id(real: RealCluster, pod_name: str, container: str) -> str:
+    path = f'-o=jsonpath={{.status.containerStatuses[?(@.name=="{container}")].containerID}}'
+    return real.kubectl("get", "-n", SYSTEM, pod_name, path).removeprefix("containerd://")
+
+
 def check_permissions(real: RealCluster) -> None:
     """Every account may do exactly what is documented, and what any service account may do."""
     default = granted_permissions(real, f"{TEAM}:default", TEAM)
@@ -314,18 +395,22 @@ def check_permissions(real: RealCluster) -> None:
 def check_bindings_of_other_schedulers(real: RealCluster) -> None:
     """Another scheduler may bind pods without GPUs, but no GPU pods."""
     cluster = connect(str(real.kubeconfig))
-    plain = pod(None, "plain")
+    plain, gpu = pod(None, "plain"), pod(5, "gpu")
     plain["spec"]["schedulerName"] = "volcano"
-    cluster.create(PODS, plain)
-    for name, message in (("plain", ""), ("fits", "denied the request")):
+    # So that Quotient's scheduler does not bind it.
+    gpu["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "none"}
+    for each in (plain, gpu):
+        cluster.create(PODS, each)
+    for name, message in (("plain", ""), ("gpu", "denied the request")):
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": TEAM}}
-        binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
+        binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": NODE_NAME}
         path = f"/api/v1/namespaces/{TEAM}/pods/{name}/binding"
         flags = ["--raw", path, "-f-", "--as=volcano", "--as-group=system:masters"]
         assert message in real.kubectl("create", *flags, stdin=json.dumps(binding), check=False)
-    assert cluster.get(PODS, "plain", TEAM).spec.node_name == "node-1"
-    assert not cluster.get(PODS, "fits", TEAM).spec.node_name
-    cluster.delete(PODS, "plain", TEAM, grace_s=0)
+    assert cluster.get(PODS, "plain", TEAM).spec.node_name == NODE_NAME
+    assert not cluster.get(PODS, "gpu", TEAM).spec.node_name
+    for name in ("plain", "gpu"):
+        cluster.delete(PODS, name, TEAM, grace_s=0)
 
 
 def logs(real: RealCluster) -> str:
