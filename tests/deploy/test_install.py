@@ -20,7 +20,7 @@ from tests.cluster.images import BUSYBOX
 from tests.cluster.layout import NODE_NAME
 from tests.cluster.objects import new_namespace
 from tests.cluster.quotient import SYSTEM, VALUES, give_images, install_chart, is_armed, run_helm
-from tests.cluster.real import RealCluster
+from tests.cluster.real import ClusterError, RealCluster
 from tests.cluster.supervisor import ROOT
 from tests.deploy.node import check_node, prepare_node
 from tests.deploy.permissions import (
@@ -142,7 +142,7 @@ def test_no_pod_is_held_up_from_installation_to_removal(real: RealCluster) -> No
         run_helm(real, "upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m", values=values)
         eventually(lambda: not before & pods_of(real, "webhook"), "the old replicas to be deleted", 60)
         assert is_armed(real), "the upgrade changed failurePolicy"
-        cluster.create(PODS, pod(60, "fits"))
+        cluster.create(PODS, pod(50, "fits"))
         wait_bound(cluster, "fits", NODE_NAME)
         assert doctor_problems(real) == {}
         assert quotient(real, "certs").returncode == 0
@@ -299,7 +299,10 @@ def test_the_scheduler_is_added_by_an_upgrade_and_outlasts_the_end_of_its_contai
     install_chart(real, *small, "scheduler.enabled=false")
     waiting = cluster.create(PODS, tolerant_pod("waiting"))
     assert (waiting.spec.scheduler_name, waiting.spec.node_name) == (SCHEDULER, None)
-    run_helm(real, "upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m", values=(*VALUES, *small))
+    upgrade = ("upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m")
+    with pytest.raises(ClusterError, match=r"v1\.99\.0 does not work with an API server of version v1"):
+        run_helm(real, *upgrade, values=(*VALUES, *small, 'scheduler.kubeScheduler.tag="v1.99.0"'))
+    run_helm(real, *upgrade, values=(*VALUES, *small))
     wait_bound(cluster, "waiting", GPU_NODE)
     replicas = pods_of(real, "scheduler")
     assert len(replicas) == len({leader(real)} | replicas) == 2
