@@ -29,6 +29,9 @@ CHART = HERE / "chart"
 REGISTRATION = CHART / "templates" / "registration.yaml"
 MANIFESTS = HERE / "manifests" / "quotient.yaml"
 NAMESPACE, IMAGE = "quotient-system", "localhost/quotient:0.1.0"
+# Stands for the cluster's version in the manifests. A real version would start on clusters of any version, and does not
+# work with older ones.
+CLUSTER_VERSION = "CLUSTER_VERSION"
 
 # Placeholders for what depends on the release. They are valid names, so the webhook's code accepts them.
 DOMAIN, SYSTEM, BINDER = "domain.sentinel", "namespace-sentinel", "binder-sentinel"
@@ -97,10 +100,10 @@ def object_template(obj: dict[str, Any]) -> str:
     return text
 
 
-def render_chart(*values: str, namespace: str = NAMESPACE, hooks: bool = True) -> str:
+def render_chart(*values: str, namespace: str = NAMESPACE, hooks: bool = True, chart: Path = CHART) -> str:
     """Render the chart with `helm template`; values are written as KEY=JSON. Raises ValueError with Helm's message."""
     flags = [flag for value in values for flag in ("--set-json", value)] + ([] if hooks else ["--no-hooks"])
-    command = [str(helm()), "template", "quotient", str(CHART), "--namespace", namespace, "--kube-version", "1.36.4"]
+    command = [str(helm()), "template", "quotient", str(chart), "--namespace", namespace, "--kube-version", "1.36.4"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)  # noqa: S603 - fixed arguments
     if done.returncode:
         raise ValueError(done.stderr.strip())
@@ -111,9 +114,11 @@ def render_manifests() -> str:
     """Return the text of manifests/quotient.yaml. Without hooks: they are run by Helm only."""
     header = (
         "# Quotient, rendered from deploy/chart by `python -m deploy.render`. Build an image (README, Install),\n"
-        f"# replace {IMAGE} by its name, and run: kubectl apply --server-side -f quotient.yaml\n"
+        f"# replace {IMAGE} by its name and {CLUSTER_VERSION} by the server's version as `kubectl version`\n"
+        "# shows it, such as v1.36.4, and run: kubectl apply --server-side -f quotient.yaml\n"
     )
-    return header + render_chart(f"image={json.dumps(IMAGE)}", "namespace.create=true", hooks=False)
+    values = (f"image={json.dumps(IMAGE)}", f"scheduler.kubeScheduler.tag={json.dumps(CLUSTER_VERSION)}")
+    return header + render_chart(*values, "namespace.create=true", hooks=False)
 
 
 def main() -> None:

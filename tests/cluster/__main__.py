@@ -17,7 +17,7 @@ from deploy.debian import newer_containerd, unpack_packages
 from deploy.toolchain import BuildError, cache_dir, helm, kubernetes, locked, say
 from tests.cluster.layout import DEBIAN_PACKAGES, SPEC_FILE
 from tests.cluster.pods import run_to_end
-from tests.cluster.quotient import give_image, install_chart
+from tests.cluster.quotient import give_images, install_chart
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster
 from tests.cluster.supervisor import ROOT
 
@@ -36,7 +36,7 @@ def up(state: Path) -> None:
     try:
         log = run_to_end(cluster, "hello", "echo hello from a pod on $(cat /etc/hostname)")
         say("installing Quotient with its chart")
-        give_image(cluster, state)
+        give_images(cluster, state)
         install_chart(cluster)
     except BaseException:
         cluster.stop()

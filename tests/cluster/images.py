@@ -1,11 +1,13 @@
-"""Container images built from a static busybox, so that pods run without a registry."""
+"""Container images built from static programs, so that pods run without a registry."""
 
 import hashlib
 import io
 import json
 import platform
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 PAUSE = "quotient.test/pause:1"
 BUSYBOX = "quotient.test/busybox:1"
@@ -16,13 +18,31 @@ APPLETS = ("sh", "sleep", "cat", "echo", "env", "ls", "true", "false", "wget", "
 def archive(busybox: Path, target: Path) -> None:
     """Write an archive of both images for `ctr image import`."""
     layer = layer_of(busybox.read_bytes())
+    environment = ["PATH=/bin"]
+    images = {
+        PAUSE: {"Cmd": ["/bin/sleep", "2147483647"], "Env": environment},
+        BUSYBOX: {"Cmd": ["/bin/sh"], "Env": environment},
+    }
+    write_archive(images, layer, target)
+
+
+def program_archive(program: Path, tag: str, target: Path) -> None:
+    """Write an archive of an image with one static program, in the folder where Kubernetes' own images have theirs."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        add(tar, f"usr/local/bin/{program.name}", program.read_bytes(), mode=0o755)
+    write_archive({tag: {"Env": ["PATH=/usr/local/bin"]}}, content.getvalue(), target)
+
+
+def write_archive(images: Mapping[str, Mapping[str, Any]], layer: bytes, target: Path) -> None:
+    """Write an archive of images that share a layer, from their configurations by tag."""
     manifests = []
     files = {"layer.tar": layer}
-    for tag, command in ((PAUSE, ["/bin/sleep", "2147483647"]), (BUSYBOX, ["/bin/sh"])):
+    for tag, settings in images.items():
         config = {
             "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
             "os": "linux",
-            "config": {"Cmd": command, "Env": ["PATH=/bin"]},
+            "config": settings,
             "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},
         }
         content = json.dumps(config).encode()

@@ -8,8 +8,9 @@ import trustme
 
 from deploy.image import build_image
 from deploy.render import CHART
-from deploy.toolchain import helm
+from deploy.toolchain import K8S_VERSION, helm
 from settings.configuration import Configuration
+from tests.cluster import images
 from tests.cluster.layout import API_PORT, CONTROLLER, NODE_ADDRESS, WEBHOOK, WEBHOOK_PORT
 from tests.cluster.real import ClusterError, RealCluster
 from webhook.registration import registration
@@ -17,19 +18,26 @@ from webhook.service import admission_config_of
 
 REJECTED = "a multiple of 100 (whole GPUs)"
 IMAGE = "quotient.test/quotient:0.1.0"
+# The chart appends the cluster's version.
+KUBE_SCHEDULER_IMAGE = "quotient.test/kube-scheduler"
 SYSTEM = Configuration().system_namespace
 # Without kube-proxy, pods reach the API server only at its own address. Short times keep the tests fast.
 VALUES = (
     f"image={json.dumps(IMAGE)}",
     f'kubernetesService={{"host": "{NODE_ADDRESS}", "port": "{API_PORT}"}}',
+    f"scheduler.kubeScheduler.image={json.dumps(KUBE_SCHEDULER_IMAGE)}",
     'config={"certificates": {"settleS": 2}, "webhook": {"drainS": 3}}',
 )
 
 
-def give_image(cluster: RealCluster, folder: Path) -> None:
-    """Build Quotient's image and load it into the node."""
+def give_images(cluster: RealCluster, folder: Path) -> None:
+    """Build the images of Quotient and of its kube-scheduler, and load them into the node."""
     build_image(IMAGE, folder / "quotient-image.tar")
-    cluster.import_image(folder / "quotient-image.tar")
+    program, tag = cluster.layout.kubernetes / "kube-scheduler", f"{KUBE_SCHEDULER_IMAGE}:v{K8S_VERSION}"
+    images.program_archive(program, tag, folder / "kube-scheduler-image.tar")
+    for name in ("quotient-image.tar", "kube-scheduler-image.tar"):
+        cluster.import_image(folder / name)
+        (folder / name).unlink()
 
 
 def run_helm(cluster: RealCluster, *arguments: str, values: tuple[str, ...] = ()) -> str:

@@ -200,8 +200,17 @@ class RealCluster:
         return self._import(self.layout.state / "images.tar").returncode == 0
 
     def _import(self, archive: Path) -> "subprocess.CompletedProcess[str]":
+        return self._ctr("image", "import", "--snapshotter=overlayfs", str(archive))
+
+    def kill_container(self, container_id: str) -> None:
+        """Kill a container's first process with SIGKILL."""
+        done = self._ctr("task", "kill", "--signal=SIGKILL", container_id)
+        if done.returncode:
+            raise ClusterError(f"container {container_id} was not killed: {done.stderr.strip()}")
+
+    def _ctr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         ctr = [str(self.layout.debian / "usr/bin/ctr"), f"--address={layout.CONTAINERD_SOCKET}", "--namespace=k8s.io"]
-        return self.enter(*ctr, "image", "import", "--snapshotter=overlayfs", str(archive))
+        return self.enter(*ctr, *arguments)
 
     def _node_ready(self) -> bool:
         path = "{.items[*].status.conditions[?(@.type=='Ready')].status}"

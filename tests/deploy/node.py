@@ -5,12 +5,13 @@ import subprocess
 from typing import Any
 
 from cluster.objects import PODS
-from tests.cluster.layout import ADMIN, CDI, IDENTITIES, NODE_NAME
+from tests.cluster.layout import CDI, NODE_NAME
 from tests.cluster.quotient import SYSTEM
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
-from tests.node.node import CONTROL, NAMES, GpuNode, container, placement
+from tests.node.node import CONTROL, NAMES, GpuNode, container
 from tests.waiting import eventually
+from vcuda.placement_annotation import decode_placement
 
 TEAM = "team"
 ACCOUNT = "quotient-nodeplugin"
@@ -22,9 +23,7 @@ def prepare_node(cluster: RealCluster) -> tuple[GpuNode, list[str]]:
     node = GpuNode(cluster, "A100", "A100")
     cluster.kubectl("label", "node", NODE_NAME, "nvidia-device-enable=enable")
     settings = {"driverRoot": str(cluster.layout.driver), "cdi": CDI}
-    # The test binds pods itself.
-    binders = [IDENTITIES[ADMIN][0]]
-    return node, [f"config.nodePlugin={json.dumps(settings)}", f"config.webhook.binders={json.dumps(binders)}"]
+    return node, [f"config.nodePlugin={json.dumps(settings)}"]
 
 
 def check_node(node: GpuNode) -> None:
@@ -36,21 +35,25 @@ def check_node(node: GpuNode) -> None:
 
 
 def check_pod_with_other_vocabulary(node: GpuNode) -> None:
-    """A pod written for gpu-manager is admitted and rewritten, bound, allocated its card, and measured."""
+    """A pod written for gpu-manager is admitted and rewritten, scheduled, allocated its card, and measured."""
     limits = {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "8"}
     spec = container("c0", 0, 0) | {"resources": {"limits": limits}}
     body = {
         "metadata": {"name": "old", "namespace": "default"},
         "spec": {"containers": [spec], "terminationGracePeriodSeconds": 0},
     }
-    node.bind(node.api.create(PODS, body), placement(c0=[(uuid(1), 30, 2048)]))
+    node.api.create(PODS, body)
     node.wait_phase("old", "Running")
+    placed = decode_placement(node.pod("old").metadata.annotations[NAMES.placement])
+    assert placed is not None
+    (card,) = placed["c0"]
+    minors = {gpu.uuid: gpu.minor for gpu in node.inventory()}
+    assert minors == {uuid(0): 1, uuid(1): 0}
     seen = node.seen("old")
     assert seen.limits is not None
-    assert (seen.limits.cores, seen.limits.memory_mib) == (30, 2048)
-    assert (seen.devices.keys() - CONTROL, seen.visible) == ({"/dev/nvidia0"}, uuid(1))
+    assert (seen.limits.cores, seen.limits.memory_mib) == (card.cores, card.memory_mib) == (30, 2048)
+    assert (seen.devices.keys() - CONTROL, seen.visible) == ({f"/dev/nvidia{minors[card.uuid]}"}, card.uuid)
     assert f'uuid="{seen.visible}"' in get_from_monitor(node, "/metrics")
-    assert [gpu.uuid for gpu in node.inventory()] == [uuid(0), uuid(1)]
     node.delete("old")
 
 

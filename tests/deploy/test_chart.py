@@ -1,28 +1,34 @@
 """The chart renders to what the code expects, rejects invalid values, and the manifests are up to date with it."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.render import MANIFESTS, render_chart, render_manifests
-from settings.configuration import Configuration, WebhookSettings
+from deploy.render import CHART, MANIFESTS, render_chart, render_manifests
+from scheduler.kube_scheduler import kube_scheduler_configuration
+from scheduler.metrics import GAUGE_HELP
+from settings.configuration import Configuration, SchedulerSettings, WebhookSettings
 from settings.loading import load
+from tests.deploy.permissions import EVERYWHERE, OWN_NAMESPACE, documented_permissions, permissions_of
 from vcuda.vocabulary import VocabularyOptions
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
 pytestmark = pytest.mark.kubernetes
 IMAGE = 'image="registry.example/quotient:1"'
+TAG = 'scheduler.kubeScheduler.tag="v1.36.4"'
 SYSTEM = "quotient-system"
 
 Obj = dict[str, Any]
 
 
 def objects(*values: str, namespace: str = SYSTEM) -> list[Obj]:
-    return [each for each in yaml.safe_load_all(render_chart(IMAGE, *values, namespace=namespace)) if each]
+    return [each for each in yaml.safe_load_all(render_chart(IMAGE, TAG, *values, namespace=namespace)) if each]
 
 
 def one(rendered: list[Obj], kind: str, name: str) -> Obj:
@@ -89,13 +95,22 @@ INVALID = {
         ['certificates={"mode": "provided", "secretName": "s"}'],
         "certificates.caBundle",
     ),
+    "another Lease": (['config={"scheduler": {"lease": "x"}}'], "value must be 'quotient-scheduler'"),
+    "an extender that others can reach": (
+        ['config={"scheduler": {"address": "0.0.0.0"}}'],
+        "value must be '127.0.0.1'",
+    ),
+    "an offline rendering without kube-scheduler's version": (
+        ['scheduler.kubeScheduler.tag=""'],
+        "scheduler.kubeScheduler.tag: required",
+    ),
 }
 
 
 @pytest.mark.parametrize(("values", "message"), INVALID.values(), ids=INVALID.keys())
 def test_invalid_values_are_rejected_with_a_remedy(values: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("'", ".")):
-        render_chart(IMAGE, *values)
+        render_chart(IMAGE, TAG, *values)
 
 
 def test_containers_of_deployments_meet_the_restricted_standard() -> None:
@@ -110,6 +125,176 @@ def test_containers_of_deployments_meet_the_restricted_standard() -> None:
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "backoff"),
+    [
+        (Configuration(), (1, 10)),
+        (Configuration(domain="gpu.example.org", system_namespace="gpus"), (2, 60)),
+        (Configuration(scheduler=SchedulerSettings(port=13456)), (1, 10)),
+    ],
+    ids=["defaults", "domain, namespace and backoff", "another port"],
+)
+def test_the_chart_configures_kube_scheduler_as_the_code_does(
+    configuration: Configuration, backoff: tuple[int, int]
+) -> None:
+    initial_s, max_s = backoff
+    config = {"domain": configuration.domain, "scheduler": {"port": configuration.scheduler.port}}
+    values = (
+        f"config={json.dumps(config)}",
+        f'scheduler.backoff={{"initialSeconds": {initial_s}, "maxSeconds": {max_s}}}',
+    )
+    rendered = objects(*values, namespace=configuration.system_namespace)
+    actual = yaml.safe_load(one(rendered, "ConfigMap", "quotient-scheduler")["data"]["kube-scheduler.yaml"])
+    expected = kube_scheduler_configuration(configuration, initial_backoff_s=initial_s, max_backoff_s=max_s)
+    assert actual == expected
+
+
+def scheduler_pod(rendered: list[Obj]) -> Obj:
+    pod: Obj = one(rendered, "Deployment", "quotient-scheduler")["spec"]["template"]
+    return pod
+
+
+def test_a_replica_of_the_scheduler_is_a_stock_kube_scheduler_and_the_extender() -> None:
+    rendered = objects('kubernetesService={"host": "10.0.0.1", "port": "6443"}')
+    kube_scheduler, extender = scheduler_pod(rendered)["spec"]["containers"]
+    assert kube_scheduler["image"] == "registry.k8s.io/kube-scheduler:v1.36.4"
+    assert (extender["image"], extender["args"]) == ("registry.example/quotient:1", ["scheduler"])
+    addresses = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
+    assert {each["name"]: each["value"] for each in kube_scheduler["env"]} == addresses
+    (flag,) = [each for each in kube_scheduler["command"] if each.startswith("--config=")]
+    (mount,) = kube_scheduler["volumeMounts"]
+    assert flag == f"--config={mount['mountPath']}/kube-scheduler.yaml"
+    assert one(rendered, "Deployment", "quotient-scheduler")["spec"]["replicas"] == 2
+
+
+def test_the_kubelet_probes_both_containers_of_the_scheduler() -> None:
+    kube_scheduler, extender = scheduler_pod(objects())["spec"]["containers"]
+    (flag,) = [each for each in kube_scheduler["command"] if each.startswith("--authorization-always-allow-paths=")]
+    allowed = flag.partition("=")[2].split(",")
+    for container, port, scheme in ((kube_scheduler, 10259, "HTTPS"), (extender, 8080, None)):
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            request = container[probe]["httpGet"]
+            ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+            assert (ports[request["port"]], request.get("scheme")) == (port, scheme)
+            assert request["path"] in allowed
+
+
+CHANGES = {
+    "the backoff": "scheduler.backoff.maxSeconds=20",
+    "the placement policy": 'config.scheduler={"policy": "spread"}',
+}
+
+
+@pytest.mark.parametrize("value", CHANGES.values(), ids=CHANGES.keys())
+def test_the_scheduler_restarts_when_its_configuration_changes(value: str) -> None:
+    assert scheduler_pod(objects())["metadata"] != scheduler_pod(objects(value))["metadata"]
+    assert scheduler_pod(objects())["spec"] == scheduler_pod(objects(value))["spec"]
+
+
+def test_without_the_scheduler_nothing_of_it_is_left() -> None:
+    """And no version of kube-scheduler is needed."""
+    rendered = objects("scheduler.enabled=false", 'scheduler.kubeScheduler.tag=""', 'monitoring={"rules": true}')
+    names = [each["metadata"]["name"] for each in rendered]
+    assert not [name for name in names if "scheduler" in name]
+    assert "quotient_scheduler" not in json.dumps(one(rendered, "PrometheusRule", "quotient"))
+
+
+def evaluate(tmp_path: Path, expression: str) -> str:
+    """Return what a Helm expression gives in the chart; raises ValueError with Helm's message."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart, dirs_exist_ok=True)
+    (chart / "templates" / "evaluated.yaml").write_text(f"kind: Evaluated\nvalue: {{{{ {expression} | quote }}}}\n")
+    rendered = yaml.safe_load_all(render_chart(IMAGE, TAG, chart=chart))
+    (value,) = [each["value"] for each in rendered if each and each["kind"] == "Evaluated"]
+    return str(value)
+
+
+# The API server's version to the tag of kube-scheduler's image.
+RELEASES = {
+    "v1.36.4": "v1.36.4",
+    "v1.31.4-eks-2d5f260": "v1.31.4",
+    "v1.30.5-gke.1014001": "v1.30.5",
+    "v1.30.2+k3s1": "v1.30.2",
+    "v1.33.0-rc.1": "v1.33.0",
+    "v1.32.10+rke2r1": "v1.32.10",
+    "": "",
+    "latest": "",
+}
+
+
+@pytest.mark.parametrize(("version", "tag"), RELEASES.items())
+def test_the_tag_is_the_clusters_version_without_a_vendors_suffix(tmp_path: Path, version: str, tag: str) -> None:
+    assert evaluate(tmp_path, f'include "quotient.kubernetesRelease" "{version}"') == tag
+
+
+# Tag and version of the API server.
+COMPATIBLE = {
+    "the same version": ("v1.31.4", "v1.31.4-eks-2d5f260"),
+    "one minor older": ("v1.30.1", "v1.31.4"),
+    "a newer patch of the same minor": ("v1.31.9", "v1.31.4"),
+    "not a version": ("stable", "v1.31.4"),
+    "an unknown API server": ("v1.32.0", ""),
+}
+INCOMPATIBLE = {
+    "two minors older": ("v1.29.1", "v1.31.4"),
+    "newer": ("v1.32.0", "v1.31.4"),
+    "newer, with a digest": ("v1.32.0@sha256:00", "v1.31.4"),
+    "newer than 1.9": ("v1.10.0", "v1.9.3"),
+}
+
+
+def version_skew(tag: str, version: str) -> str:
+    return f'include "quotient.checkVersionSkew" (dict "tag" "{tag}" "version" "{version}")'
+
+
+@pytest.mark.parametrize(("tag", "version"), COMPATIBLE.values(), ids=COMPATIBLE.keys())
+def test_a_compatible_kube_scheduler(tmp_path: Path, tag: str, version: str) -> None:
+    assert evaluate(tmp_path, version_skew(tag, version)) == ""
+
+
+@pytest.mark.parametrize(("tag", "version"), INCOMPATIBLE.values(), ids=INCOMPATIBLE.keys())
+def test_an_incompatible_kube_scheduler_is_rejected(tmp_path: Path, tag: str, version: str) -> None:
+    with pytest.raises(ValueError, match=f"{tag} does not work with an API server of version {version}"):
+        evaluate(tmp_path, version_skew(tag, version))
+
+
+def test_the_permissions_of_the_scheduler_are_documented() -> None:
+    """Those of the extender; the others are Kubernetes' own roles, and listed by name."""
+    rendered = objects()
+    for kind, where in (("ClusterRole", EVERYWHERE), ("Role", OWN_NAMESPACE)):
+        rules = one(rendered, kind, "quotient-scheduler")["rules"]
+        assert permissions_of(rules) == documented_permissions("quotient-scheduler", where)
+    bound = {
+        (each["kind"], each["metadata"].get("namespace"), each["roleRef"]["name"])
+        for each in rendered
+        if each["kind"] in ("RoleBinding", "ClusterRoleBinding") and each["subjects"][0]["name"] == "quotient-scheduler"
+    }
+    assert bound == {
+        ("ClusterRoleBinding", None, "quotient-scheduler"),
+        ("ClusterRoleBinding", None, "system:kube-scheduler"),
+        ("ClusterRoleBinding", None, "system:volume-scheduler"),
+        ("RoleBinding", "kube-system", "extension-apiserver-authentication-reader"),
+        ("RoleBinding", SYSTEM, "quotient-scheduler"),
+    }
+
+
+def test_only_the_scheduler_s_operations_port_is_reachable() -> None:
+    rendered = objects()
+    policy = one(rendered, "NetworkPolicy", "quotient-scheduler")["spec"]
+    assert policy["ingress"] == [{"ports": [{"port": "ops"}]}]
+    assert policy["podSelector"]["matchLabels"].items() <= scheduler_pod(rendered)["metadata"]["labels"].items()
+    assert one(rendered, "Service", "quotient-scheduler")["spec"]["ports"] == [
+        {"name": "ops", "port": 8080, "targetPort": "ops"}
+    ]
+
+
+def test_alerts_use_metrics_of_the_scheduler() -> None:
+    rules = one(objects('monitoring={"rules": true}'), "PrometheusRule", "quotient")["spec"]["groups"][0]["rules"]
+    used = {name for rule in rules for name in re.findall(r"quotient_scheduler_\w+", rule["expr"])}
+    assert used == {"quotient_scheduler_active", "quotient_scheduler_waiting_pods"}
+    assert used <= GAUGE_HELP.keys()
 
 
 def test_the_node_plugin_replaces_gpu_manager_and_awss_plugin() -> None:

@@ -13,24 +13,42 @@ import pytest
 
 from cluster.api import connect
 from cluster.errors import ApiError
-from cluster.objects import CONFIG_MAPS, PODS, SECRETS
+from cluster.objects import CONFIG_MAPS, NODES, PODS, SECRETS
 from deploy.render import CHART, MANIFESTS
 from tests.background import Background
 from tests.cluster.images import BUSYBOX
+from tests.cluster.layout import NODE_NAME
 from tests.cluster.objects import new_namespace
-from tests.cluster.quotient import SYSTEM, VALUES, give_image, install_chart, is_armed, run_helm
-from tests.cluster.real import RealCluster
+from tests.cluster.quotient import SYSTEM, VALUES, give_images, install_chart, is_armed, run_helm
+from tests.cluster.real import ClusterError, RealCluster
 from tests.cluster.supervisor import ROOT
 from tests.deploy.node import check_node, prepare_node
+from tests.deploy.permissions import (
+    EVERYWHERE,
+    OWN_NAMESPACE,
+    documented_permissions,
+    granted_permissions,
+    impersonation_flags,
+    role_permissions,
+)
 from tests.waiting import eventually
 from tests.webhook.pods import NAMES
 from vcuda.decision import Unavailable
-from vcuda.names import CA_SECRET, LEAF_SECRET
+from vcuda.inventory import Gpu, encode_inventory
+from vcuda.names import CA_SECRET, LEAF_SECRET, SCHEDULER
+from vcuda.placement_annotation import decode_placement
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.node, pytest.mark.timeout(900)]
 TEAM = "team"
+GPU_NODE = "gpu-node"
 QUOTA = "types: {A100: {cores: 100}}"
-COLUMNS = 7
+# Service accounts, with the roles of Kubernetes itself that are bound to them.
+BUILT_IN_ROLES = {
+    "quotient-webhook": (),
+    "quotient-controller": (),
+    "quotient-scheduler": ("system:kube-scheduler", "system:volume-scheduler"),
+    "quotient-nodeplugin": (),
+}
 AUDIT_MODE = ('config.mode="audit"', "nodePlugin.enabled=false")
 
 Obj = dict[str, Any]
@@ -75,7 +93,7 @@ class PodCreation(Background):
 def real(real_cluster_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
     cluster = RealCluster.start(node=True)
     try:
-        give_image(cluster, tmp_path_factory.mktemp("image"))
+        give_images(cluster, tmp_path_factory.mktemp("image"))
         new_namespace(connect(str(cluster.kubeconfig)), TEAM)
         yield cluster
     finally:
@@ -124,7 +142,8 @@ def test_no_pod_is_held_up_from_installation_to_removal(real: RealCluster) -> No
         run_helm(real, "upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m", values=values)
         eventually(lambda: not before & pods_of(real, "webhook"), "the old replicas to be deleted", 60)
         assert is_armed(real), "the upgrade changed failurePolicy"
-        cluster.create(PODS, pod(60, "fits"))
+        cluster.create(PODS, pod(50, "fits"))
+        wait_bound(cluster, "fits", NODE_NAME)
         assert doctor_problems(real) == {}
         assert quotient(real, "certs").returncode == 0
         check_permissions(real)
@@ -261,6 +280,7 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
         )
         kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings"
         real.kubectl("delete", kinds, "-l", "app.kubernetes.io/name=quotient")
+        real.kubectl("delete", "rolebindings", "-n", "kube-system", "-l", "app.kubernetes.io/name=quotient")
         eventually(
             lambda: not real.kubectl("get", "namespace", SYSTEM, "--ignore-not-found"),
             "the namespace to be deleted",
@@ -271,66 +291,104 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
     eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
 
 
-# API group, resource, object name or "", verb.
-Permission = tuple[str, str, str, str]
+def test_the_scheduler_is_added_by_an_upgrade_and_outlasts_the_end_of_its_containers(real: RealCluster) -> None:
+    """A pod that waited for it is bound; so are pods created while either container of the leader is dead."""
+    cluster = connect(str(real.kubeconfig))
+    add_gpu_node(cluster)
+    small = ('webhook={"replicas": 1}', 'controller={"replicas": 1}', "nodePlugin.enabled=false")
+    install_chart(real, *small, "scheduler.enabled=false")
+    waiting = cluster.create(PODS, tolerant_pod("waiting"))
+    assert (waiting.spec.scheduler_name, waiting.spec.node_name) == (SCHEDULER, None)
+    upgrade = ("upgrade", "quotient", str(CHART), "--wait", "--timeout", "3m")
+    with pytest.raises(ClusterError, match=r"v1\.99\.0 does not work with an API server of version v1"):
+        run_helm(real, *upgrade, values=(*VALUES, *small, 'scheduler.kubeScheduler.tag="v1.99.0"'))
+    run_helm(real, *upgrade, values=(*VALUES, *small))
+    wait_bound(cluster, "waiting", GPU_NODE)
+    replicas = pods_of(real, "scheduler")
+    assert len(replicas) == len({leader(real)} | replicas) == 2
+    assert active_replicas(real) == [leader(real)]
+    for container in ("kube-scheduler", "extender"):
+        killed = leader(real)
+        real.kill_container(container_id(real, killed, container))
+        cluster.create(PODS, tolerant_pod(f"without-{container}"))
+        wait_bound(cluster, f"without-{container}", GPU_NODE)
+        # Otherwise the next one to be killed may be the one that is still starting.
+        real.kubectl("wait", "-n", SYSTEM, killed, "--for=condition=Ready", "--timeout=60s")
+        assert pods_of(real, "scheduler") == replicas
+    run_helm(real, "uninstall", "quotient", "--wait")
+    cluster.delete(NODES, GPU_NODE, "")
+    eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
 
 
-def documented_permissions(account: str, where: str) -> set[Permission]:
-    """Read the table in docs/rbac.md."""
-    permissions: set[Permission] = set()
-    for line in (ROOT / "docs" / "rbac.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == COLUMNS and cells[0] == account and cells[1] == where:
-            _, _, group, resources, names, verbs, _ = cells
-            permissions |= {
-                (group, resource, name, verb)
-                for resource in resources.split(", ")
-                for name in names.split(", ")
-                for verb in verbs.split(", ")
-            }
-    return permissions
+def add_gpu_node(cluster: Any) -> None:
+    """Add a Node with the inventory of two GPUs. No kubelet runs it."""
+    gpus = tuple(
+        Gpu(uuid=f"GPU-{index}", index=index, model="A100-SXM4-40GB", memory_mib=40960, healthy=True)
+        for index in range(2)
+    )
+    metadata = {"name": GPU_NODE, "annotations": {NAMES.inventory: encode_inventory(gpus)}}
+    # Quotient's own pods must not be scheduled to it.
+    taint = {"key": "no-kubelet", "effect": "NoSchedule"}
+    cluster.create(NODES, {"metadata": metadata, "spec": {"taints": [taint]}})
+    amounts = {"cpu": "32", "memory": "128Gi", "pods": "110", NAMES.core: "200", NAMES.memory: "320"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.patch(NODES, GPU_NODE, "", {"status": status}, subresource="status")
 
 
-def impersonation_flags(account: str) -> list[str]:
-    """Return kubectl's flags to act as a service account, written as NAMESPACE:NAME."""
-    groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.partition(':')[0]}", "system:authenticated"]
-    return [f"--as=system:serviceaccount:{account}", *(f"--as-group={group}" for group in groups)]
+def tolerant_pod(name: str) -> Obj:
+    """Return a GPU pod that can be scheduled to the node without a kubelet."""
+    tolerant = pod(50, name)
+    tolerant["spec"]["tolerations"] = [{"operator": "Exists"}]
+    return tolerant
 
 
-def granted_permissions(real: RealCluster, account: str, namespace: str) -> set[Permission]:
-    """Ask the API server what an account may do in a namespace."""
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": namespace},
+def wait_bound(cluster: Any, name: str, node: str) -> None:
+    eventually(lambda: cluster.get(PODS, name, TEAM).spec.node_name, f"pod {name} to be bound", 60)
+    bound = cluster.get(PODS, name, TEAM)
+    assert bound.spec.node_name == node
+    assert decode_placement(bound.metadata.annotations[NAMES.placement])
+
+
+def leader(real: RealCluster) -> str:
+    """Return the pod, as in pod/NAME, whose kube-scheduler holds the Lease."""
+    path = "-o=jsonpath={.spec.holderIdentity}"
+    return "pod/" + real.kubectl("get", "lease", SCHEDULER, "-n", SYSTEM, path).partition("_")[0]
+
+
+def active_replicas(real: RealCluster) -> list[str]:
+    """Ask every extender on its operations port whether it is active."""
+    path = "/api/v1/namespaces/{}/pods/{}:8080/proxy/metrics"
+    metrics = {
+        name: real.kubectl("get", "--raw", path.format(SYSTEM, name.removeprefix("pod/")))
+        for name in pods_of(real, "scheduler")
     }
-    flags = [*impersonation_flags(account), "-o", "json", "--validate=false", "-f-"]
-    answer = json.loads(real.kubectl("create", *flags, stdin=json.dumps(review)))
-    return {
-        (group, resource, name, verb)
-        for rule in answer["status"]["resourceRules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for name in rule.get("resourceNames") or [""]
-        for verb in rule["verbs"]
-    }
+    return [name for name, text in metrics.items() if "quotient_scheduler_active 1.0" in text]
+
+
+def container_id(real: RealCluster, pod_name: str, container: str) -> str:
+    path = f'-o=jsonpath={{.status.containerStatuses[?(@.name=="{container}")].containerID}}'
+    return real.kubectl("get", "-n", SYSTEM, pod_name, path).removeprefix("containerd://")
 
 
 def check_permissions(real: RealCluster) -> None:
     """Every account may do exactly what is documented, and what any service account may do."""
     default = granted_permissions(real, f"{TEAM}:default", TEAM)
-    for account in ("quotient-webhook", "quotient-controller", "quotient-nodeplugin"):
-        everywhere = documented_permissions(account, "everywhere")
+    for account, roles in BUILT_IN_ROLES.items():
+        everywhere = documented_permissions(account, EVERYWHERE)
+        for role in roles:
+            everywhere |= role_permissions(real, role) - default
         assert granted_permissions(real, f"{SYSTEM}:{account}", TEAM) - default == everywhere
-        own_namespace = everywhere | documented_permissions(account, "own namespace")
+        own_namespace = everywhere | documented_permissions(account, OWN_NAMESPACE)
         assert granted_permissions(real, f"{SYSTEM}:{account}", SYSTEM) - default == own_namespace
-    for account, kind, name in (
-        ("quotient-webhook", "ConfigMap", "quotient"),
-        ("quotient-controller", "ConfigMap", "quotient"),
-        ("quotient-controller", "Secret", "mine"),
+    for account, verb, kind, name in (
+        ("quotient-webhook", "replace", "ConfigMap", "quotient"),
+        ("quotient-controller", "replace", "ConfigMap", "quotient"),
+        ("quotient-controller", "create", "Secret", "mine"),
+        ("quotient-scheduler", "replace", "ConfigMap", "quotient"),
+        ("quotient-scheduler", "create", "Lease", "mine"),
     ):
-        obj = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}}
-        verb = "replace" if name == "quotient" else "create"
+        api_version = "coordination.k8s.io/v1" if kind == "Lease" else "v1"
+        obj = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}}
         flags = [*impersonation_flags(f"{SYSTEM}:{account}"), "--validate=false", "-f-"]
         assert f"{account} may only write" in real.kubectl(verb, *flags, stdin=json.dumps(obj), check=False)
     text = logs(real)
@@ -340,20 +398,24 @@ def check_permissions(real: RealCluster) -> None:
 def check_bindings_of_other_schedulers(real: RealCluster) -> None:
     """Another scheduler may bind pods without GPUs, but no GPU pods."""
     cluster = connect(str(real.kubeconfig))
-    plain = pod(None, "plain")
+    plain, gpu = pod(None, "plain"), pod(5, "gpu")
     plain["spec"]["schedulerName"] = "volcano"
-    cluster.create(PODS, plain)
-    for name, message in (("plain", ""), ("fits", "denied the request")):
+    # So that Quotient's scheduler does not bind it.
+    gpu["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "none"}
+    for each in (plain, gpu):
+        cluster.create(PODS, each)
+    for name, message in (("plain", ""), ("gpu", "denied the request")):
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "namespace": TEAM}}
-        binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
+        binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": NODE_NAME}
         path = f"/api/v1/namespaces/{TEAM}/pods/{name}/binding"
         flags = ["--raw", path, "-f-", "--as=volcano", "--as-group=system:masters"]
         assert message in real.kubectl("create", *flags, stdin=json.dumps(binding), check=False)
-    assert cluster.get(PODS, "plain", TEAM).spec.node_name == "node-1"
-    assert not cluster.get(PODS, "fits", TEAM).spec.node_name
-    cluster.delete(PODS, "plain", TEAM, grace_s=0)
+    assert cluster.get(PODS, "plain", TEAM).spec.node_name == NODE_NAME
+    assert not cluster.get(PODS, "gpu", TEAM).spec.node_name
+    for name in ("plain", "gpu"):
+        cluster.delete(PODS, name, TEAM, grace_s=0)
 
 
 def logs(real: RealCluster) -> str:
     """Return the logs of all of Quotient's pods."""
-    return "\n".join(real.kubectl("logs", "-n", SYSTEM, name) for name in objects(real, "pods"))
+    return "\n".join(real.kubectl("logs", "-n", SYSTEM, name, "--all-containers") for name in objects(real, "pods"))

@@ -98,7 +98,13 @@ capabilities: {drop: [ALL]}
 {{- define "quotient.env" -}}
 - {name: QUOTIENT_CONFIG, value: /etc/quotient/configuration.yaml}
 - {name: QUOTIENT_LOG_FORMAT, value: json}
-{{- with .Values.kubernetesService.host }}
+{{- with include "quotient.apiServerEnv" . }}
+{{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "quotient.apiServerEnv" -}}
+{{- with .Values.kubernetesService.host -}}
 - {name: KUBERNETES_SERVICE_HOST, value: {{ . | quote }}}
 {{- end }}
 {{- with .Values.kubernetesService.port }}
@@ -126,5 +132,63 @@ readinessProbe:
 {{- define "quotient.caBundle" -}}
 {{- if eq .Values.certificates.mode "provided" -}}
 caBundle: {{ required "certificates.caBundle: required with certificates.mode=provided; set it to the CA in PEM" .Values.certificates.caBundle | b64enc }}
+{{- end -}}
+{{- end }}
+
+{{/* The same as kube_scheduler_configuration in scheduler/kube_scheduler.py; a test compares the two. */}}
+{{- define "quotient.kubeSchedulerConfiguration" -}}
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection:
+  leaderElect: true
+  resourceName: quotient-scheduler
+  resourceNamespace: {{ .Release.Namespace }}
+clientConnection: {qps: 300, burst: 600}
+profiles:
+  - schedulerName: quotient-scheduler
+# All nodes are ranked: with fewer, the best one may be missed.
+percentageOfNodesToScore: 100
+podInitialBackoffSeconds: {{ .Values.scheduler.backoff.initialSeconds }}
+podMaxBackoffSeconds: {{ .Values.scheduler.backoff.maxSeconds }}
+extenders:
+  - urlPrefix: http://127.0.0.1:{{ dig "scheduler" "port" 3456 .Values.config }}/scheduler
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    bindVerb: bind
+    weight: 1000
+    nodeCacheCapable: true
+    # An ignorable extender that fails would have its pods bound without a placement.
+    ignorable: false
+    httpTimeout: 30s
+    managedResources:
+      - {name: {{ include "quotient.domain" . }}/vcuda-core, ignoredByScheduler: false}
+      - {name: {{ include "quotient.domain" . }}/vcuda-memory, ignoredByScheduler: false}
+{{- end }}
+
+{{/* The release of a Kubernetes version, without what vendors append: v1.31.4 of v1.31.4-eks-abc. */}}
+{{- define "quotient.kubernetesRelease" -}}
+{{ regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" . }}
+{{- end }}
+
+{{/* The tag of kube-scheduler's image. Helm's own idea of the version is used only if it comes from the cluster. */}}
+{{- define "quotient.kubeSchedulerTag" -}}
+{{- $version := "" -}}
+{{- if lookup "v1" "Namespace" "" "default" -}}
+{{- $version = .Capabilities.KubeVersion.Version -}}
+{{- end -}}
+{{- $tag := .Values.scheduler.kubeScheduler.tag | default (include "quotient.kubernetesRelease" $version) -}}
+{{- include "quotient.checkVersionSkew" (dict "tag" $tag "version" $version) -}}
+{{- required "scheduler.kubeScheduler.tag: required, because the cluster's version is not known here; set it to the version that `kubectl version` shows for the server, as in v1.36.4" $tag -}}
+{{- end }}
+
+{{/* Kubernetes' version skew policy: kube-scheduler is not newer than the API server, and at most one minor older. */}}
+{{- define "quotient.checkVersionSkew" -}}
+{{- $minor := "^v?1\\.([0-9]+)([^0-9].*)?$" -}}
+{{- if and (regexMatch $minor .tag) (regexMatch $minor .version) -}}
+{{- $own := regexReplaceAll $minor .tag "${1}" | int -}}
+{{- $server := regexReplaceAll $minor .version "${1}" | int -}}
+{{- if or (gt $own $server) (lt (add1 $own) (int64 $server)) -}}
+{{- fail (printf "scheduler.kubeScheduler.tag: %s does not work with an API server of version %s; use the same minor version, or the one before, or no tag" .tag .version) -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
