@@ -327,9 +327,7 @@ def programs(layout: Layout) -> dict[str, Program]:
     }
 
 
-def kubelet(
-    layout: Layout, config: str, identity: str, name: str, address: str, env: dict[str, str]
-) -> Program:
+def kubelet(layout: Layout, config: str, identity: str, name: str, address: str, env: dict[str, str]) -> Program:
     argv = [
         f"{layout.kubernetes}/kubelet",
         f"--config={layout.state}/{config}",

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from tests.cluster.layout import EXTENDER_OPS_PORT, extender_name, kube_scheduler_name
-from tests.cluster.quotient import SYSTEM, run_beside
+from tests.cluster.quotient import SYSTEM, run_beside, run_scheduler, scheduler_metric
 from tests.cluster.real import RealCluster
 from tests.node.driver import PRODUCTS, uuid
 from tests.node.gpu_checker import GpuChecker, PhysicalCard
@@ -121,13 +120,6 @@ class Path:
         # Set when a pod failed, so that the others are not waited for.
         self._failed = threading.Event()
 
-    def metric(self, name: str) -> float:
-        """Read a metric of the scheduler."""
-        address = f"http://127.0.0.1:{EXTENDER_OPS_PORT}/metrics"
-        text = self.cluster.enter(str(self.cluster.layout.debian / "bin/busybox"), "wget", "-qO-", address).stdout
-        values = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
-        return float(values[0]) if values else -1.0
-
     def charges(self) -> dict[str, dict[str, Any]]:
         """Read the charges of the namespace from its ledger, by the key of the pod."""
         text = self.cluster.kubectl("get", "configmap", "ledger.default", "-n", SYSTEM, "-o=json")
@@ -199,10 +191,10 @@ class Path:
         eventually(lambda: not self.node.allocations(), "all allocations to be released", RELEASED_S)
         eventually(lambda: not self.charges(), "all charges to be released", RELEASED_S)
         for name, value in {"claims": 0.0, "waiting_pods": 0.0, "free_cores": 100.0 * len(MODELS)}.items():
-            self._wait_metric(f"quotient_scheduler_{name}", value)
+            self._wait_metric(name, value)
 
     def _wait_metric(self, name: str, value: float) -> None:
-        eventually(lambda: self.metric(name) == value, f"{name} to be {value}", RELEASED_S)
+        eventually(lambda: scheduler_metric(self.cluster, name) == value, f"{name} to be {value}", RELEASED_S)
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +204,7 @@ def path(real_cluster_possible: None) -> Iterator[Path]:
     try:
         made = Path(GpuNode(cluster, *MODELS).start())
         run_beside(cluster)
-        for program in (extender_name("a"), kube_scheduler_name("a")):
-            cluster.run(program)
-        eventually(lambda: made.metric("quotient_scheduler_active") == 1.0, "the scheduler to lead", RUN_S)
+        run_scheduler(cluster)
         cluster.kubectl("apply", "-f-", stdin=json.dumps(QUOTA))
         yield made
     finally:
