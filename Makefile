@@ -58,7 +58,7 @@ lint: $(READY) ## Run ruff, mypy, import-linter and codespell
 	$(BIN)/lint-imports --no-logo --cache-dir $(VENV)/.import-linter > $(VENV)/.imports.log || { cat $(VENV)/.imports.log; exit 1; }
 	$(BIN)/codespell
 
-cluster: $(READY) cluster-parts ## Start a real Kubernetes on this machine; writes .cluster/kubeconfig
+cluster: $(READY) cluster-parts ## Start a real Kubernetes with Quotient and simulated GPUs on this machine; writes .cluster/kubeconfig
 	@$(BIN)/python -m tests.cluster up
 
 cluster-down: $(READY) ## Stop it and remove everything it created

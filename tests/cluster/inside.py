@@ -40,11 +40,14 @@ class Inside:
         self._spec = spec
         self._lifeline = lifeline
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # By node: the process that keeps its mount namespace.
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
 
     def main(self) -> None:
         """Set up, execute commands until SIGTERM or the supervisor's end, then kill all processes."""
-        self._mount()
+        mount("--make-rprivate", "/")
+        cover_folders(self._spec)
         self._network()
         listener = socket.socket(socket.AF_UNIX)
         with short_path(Path(self._spec["control"])) as control:
@@ -79,37 +82,15 @@ class Inside:
                     return True
             self._reap()
 
-    def _mount(self) -> None:
-        """Mount an empty file system over each folder that programs write to, with what they need bound into it."""
-        mount("--make-rprivate", "/")
-        needed = [Path(path).resolve() for path in self._spec["keep"]]
-        for covered in COVERED:
-            below = [path for path in needed if path.is_relative_to(covered)]
-            # Opened before the folder is covered, or they could not be reached any more.
-            handles = {path: os.open(path, os.O_PATH) for path in below}
-            mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", covered)
-            for path, handle in handles.items():
-                path.mkdir(parents=True, exist_ok=True)
-                mount("--bind", f"/proc/self/fd/{handle}", str(path), pass_fd=handle)
-                os.close(handle)
-        for folder in ("/run/quotient", "/run/containerd", "/run/cni", "/run/lock", "/var/lib/kubelet"):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, value in SYSCTLS.items():
-            target = Path("/proc/sys") / name
-            if target.exists():
-                replacement = Path("/run/quotient") / name.replace("/", ".")
-                replacement.write_text(value + "\n")
-                mount("--bind", str(replacement), str(target))
-        mount("--make-rshared", "/")
-
     def _network(self) -> None:
         """Bring up loopback and the pods' bridge, whose address is the node's."""
         busybox = self._spec["busybox"]
-        bridge, address = self._spec["bridge"], self._spec["address"]
+        bridge, (address, second) = self._spec["bridge"], self._spec["addresses"]
         for line in (
             "link set lo up",
             f"link add name {bridge} type bridge",
             f"addr add {address}/16 dev {bridge}",
+            f"addr add {second}/16 dev {bridge}",
             f"link set {bridge} up",
         ):
             subprocess.run([busybox, "ip", *line.split()], check=True)
@@ -136,9 +117,10 @@ class Inside:
 
     def _start(self, name: str) -> None:
         program = self._spec["programs"][name]
+        argv = [*self._enter(program["node"]), *program["argv"]] if program["node"] else program["argv"]
         with (self._state / "logs" / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
-                program["argv"],
+                argv,
                 env=os.environ | program.get("env", {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -146,6 +128,17 @@ class Inside:
                 cwd="/run/quotient",
                 start_new_session=True,
             )
+
+    def _enter(self, node: str) -> list[str]:
+        """Return the command that runs another one in a node's mount namespace, which is created if necessary."""
+        if node not in self._holders:
+            holder = [sys.executable, "-m", "tests.cluster.inside", str(self._state / "spec.json"), node]
+            command = ["unshare", "--mount", "--propagation=private", *holder]
+            self._holders[node] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            ready = self._holders[node].stdout
+            if ready is None or not ready.readline():
+                raise OSError(f"the mount namespace of {node} was not created")
+        return ["nsenter", f"--mount=/proc/{self._holders[node].pid}/ns/mnt", "--"]
 
     def _reap(self) -> None:
         """Reap ended processes: our programs, and orphans, whose parent is the first process."""
@@ -166,6 +159,41 @@ class Inside:
             return
 
 
+def cover_folders(spec: dict[str, Any]) -> None:
+    """Mount an empty file system over each folder that programs write to, with what they need bound into it."""
+    needed = [Path(path).resolve() for path in spec["keep"]]
+    for covered in COVERED:
+        below = [path for path in needed if path.is_relative_to(covered)]
+        # Opened before the folder is covered, or they could not be reached any more.
+        handles = {path: os.open(path, os.O_PATH) for path in below}
+        mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", covered)
+        for path, handle in handles.items():
+            path.mkdir(parents=True, exist_ok=True)
+            mount("--bind", f"/proc/self/fd/{handle}", str(path), pass_fd=handle)
+            os.close(handle)
+    for folder in ("/run/quotient", "/run/containerd", "/run/cni", "/run/lock", "/var/lib/kubelet"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, value in SYSCTLS.items():
+        target = Path("/proc/sys") / name
+        if target.exists():
+            replacement = Path("/run/quotient") / name.replace("/", ".")
+            replacement.write_text(value + "\n")
+            mount("--bind", str(replacement), str(target))
+    mount("--make-rshared", "/")
+
+
+def hold_node(spec: dict[str, Any], node: str) -> None:
+    """Set up the mount namespace of another node, and keep it until this process is killed.
+
+    The node has folders of its own at the paths of the first node's, so that both have the same configuration.
+    """
+    cover_folders(spec)
+    for folder in spec["ofNode"]:
+        mount("--bind", f"{spec['state']}/{node}/{folder}", f"{spec['state']}/{folder}")
+    print("ready", flush=True)
+    signal.pause()
+
+
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
     """Return a short path to a socket: its address has at most 107 characters, a checkout's path may have more."""
@@ -181,4 +209,8 @@ def mount(*arguments: str, pass_fd: int = -1) -> None:
 
 
 if __name__ == "__main__":
-    Inside(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])).main()
+    described = json.loads(Path(sys.argv[1]).read_text())
+    if sys.argv[2].isdecimal():
+        Inside(described, int(sys.argv[2])).main()
+    else:
+        hold_node(described, sys.argv[2])

@@ -27,6 +27,8 @@ SERVICE_ADDRESS = "10.96.0.1"
 API_PORT = 6443
 BRIDGE = "cni0"
 NODE_NAME = "node-1"
+# A second node shares the network namespace of the first, and has a mount namespace of its own.
+SECOND_NODE, SECOND_ADDRESS = "node-2", "10.88.0.2"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 RUN = "/run/quotient"
 CDI = "/run/cdi"
@@ -46,6 +48,7 @@ IDENTITIES = {
     "controller-manager": ("system:kube-controller-manager", ""),
     "scheduler": ("system:kube-scheduler", ""),
     "node": (f"system:node:{NODE_NAME}", "system:nodes"),
+    SECOND_NODE: (f"system:node:{SECOND_NODE}", "system:nodes"),
     "quotient": ("system:serviceaccount:quotient-system:quotient-webhook", "system:masters"),
     "quotient-controller": ("system:serviceaccount:quotient-system:quotient-controller", "system:masters"),
     "quotient-scheduler": ("system:serviceaccount:quotient-system:quotient-scheduler", "system:masters"),
@@ -66,11 +69,16 @@ AUDIT_POLICY = {
 }
 # Quotient's kube-scheduler without the extender, for comparison.
 PLAIN_SCHEDULER = "plain-kube-scheduler"
+SECOND = ("containerd-2", "kubelet-2")
+# Folders below the state folder of which the second node has its own, at the same path.
+OF_NODE = ("driver", "containerd", "cni")
 WEBHOOK, CONTROLLER, NODE_PLUGIN = "quotient-webhook", "quotient-controller", "quotient-nodeplugin"
 # Each replica of the scheduler is two programs, which see the same host name, as the containers of a pod do.
 REPLICAS = ("a", "b")
 WEBHOOK_PORT = 8443
 EXTENDER_PORT = 3456
+# Of the first replica, as the port above; the others have the ports after it.
+EXTENDER_OPS_PORT = 8090
 MONITOR_PORT = 5678
 
 
@@ -105,6 +113,11 @@ class Layout(Struct, frozen=True):
         return self.state / "driver"
 
     @property
+    def second_node(self) -> Path:
+        """The folder of what the second node sees in place of the first node's folders."""
+        return self.state / SECOND_NODE
+
+    @property
     def cgroup(self) -> str:
         """The cgroup, in every hierarchy, under which all pods run."""
         return f"quotient-{self.ident}"
@@ -117,20 +130,28 @@ def layout_from(spec: dict[str, Any]) -> Layout:
 
 
 class Program(Struct, frozen=True):
-    """The command line of one program, and the variables added to its environment."""
+    """The command line of one program, the variables added to its environment, and the node it runs on.
+
+    Without a node it runs on the first one, whose mount namespace is that of the control plane.
+    """
 
     argv: list[str]
     env: dict[str, str] = {}
+    node: str = ""
 
 
 def prepare(layout: Layout) -> dict[str, Program]:
     """Write keys, identities and configuration into the state folder; returns the programs to run."""
-    for folder in (layout.logs, layout.state / "pki", layout.state / "cni", layout.state / "containerd"):
+    of_nodes = [root / folder for root in (layout.state, layout.second_node) for folder in OF_NODE]
+    for folder in (layout.logs, layout.state / "pki", *of_nodes):
         folder.mkdir(parents=True, exist_ok=True)
     write_pki(layout)
     write_identities(layout)
+    write_network(layout.state, "10.88.1.0", "10.88.127.255")
+    write_network(layout.second_node, "10.88.128.0", "10.88.255.254")
     write_containerd(layout)
-    write_kubelet(layout)
+    write_kubelet(layout, "kubelet.json", NODE_ADDRESS, f"/{layout.cgroup}")
+    write_kubelet(layout, "kubelet-2.json", SECOND_ADDRESS, f"/{second_cgroup(layout.cgroup)}")
     return programs(layout)
 
 
@@ -176,7 +197,9 @@ def write_kubeconfig(layout: Layout, target: Path, token: str, server: str) -> N
     target.chmod(0o600)
 
 
-def write_containerd(layout: Layout) -> None:
+def write_network(root: Path, first: str, last: str) -> None:
+    """Write the pod network of a node: all pods are on one bridge, each node assigns addresses from its own range."""
+    ranges = [[{"subnet": POD_NETWORK, "gateway": NODE_ADDRESS, "rangeStart": first, "rangeEnd": last}]]
     network = {
         "cniVersion": "0.4.0",
         "name": "quotient",
@@ -188,13 +211,21 @@ def write_containerd(layout: Layout) -> None:
                 "ipam": {
                     "type": "host-local",
                     "dataDir": "/run/cni",
-                    "ranges": [[{"subnet": POD_NETWORK, "gateway": NODE_ADDRESS, "rangeStart": "10.88.1.0"}]],
+                    "ranges": ranges,
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             }
         ],
     }
-    (layout.state / "cni" / "10-quotient.conflist").write_text(json.dumps(network))
+    (root / "cni" / "10-quotient.conflist").write_text(json.dumps(network))
+
+
+def second_cgroup(cgroup: str) -> str:
+    """Return the cgroup of the second node's pods, below the cluster's."""
+    return f"{cgroup}/{SECOND_NODE}"
+
+
+def write_containerd(layout: Layout) -> None:
     cdi = f"\n  enable_cdi = true\n  cdi_spec_dirs = [{json.dumps(CDI)}]" if layout.newer else ""
     # The machine may lack CAP_SYS_RESOURCE: without restrict_oom_score_adj runc then dies on its first container.
     (layout.state / "containerd.toml").write_text(f"""
@@ -220,15 +251,18 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 """)
 
 
-def write_kubelet(layout: Layout) -> None:
+def write_kubelet(layout: Layout, file: str, address: str, cgroup: str) -> None:
     """Configure a kubelet without eviction, with a cgroup root of its own, on cgroup v1 or v2."""
     config = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
+        # The kubelets of two nodes listen on the same port, each at its node's address; so nothing on loopback.
+        "address": address,
+        "healthzPort": 0,
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{layout.cgroup}",
+        "cgroupRoot": cgroup,
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "enforceNodeAllocatable": [],
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
@@ -244,7 +278,7 @@ def write_kubelet(layout: Layout) -> None:
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "volumePluginDir": f"{RUN}/volume-plugins",
     }
-    (layout.state / "kubelet.json").write_text(json.dumps(config | ({} if PATIENT in os.environ else HASTE), indent=1))
+    (layout.state / file).write_text(json.dumps(config | ({} if PATIENT in os.environ else HASTE), indent=1))
 
 
 def programs(layout: Layout) -> dict[str, Program]:
@@ -291,16 +325,12 @@ def programs(layout: Layout) -> dict[str, Program]:
             [f"{kubernetes}/kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false"]
         ),
         "containerd": Program([f"{containerd}/containerd", f"--config={state}/containerd.toml"], libraries),
-        "kubelet": Program(
-            [
-                f"{kubernetes}/kubelet",
-                f"--config={state}/kubelet.json",
-                f"--kubeconfig={state}/node.kubeconfig",
-                f"--hostname-override={NODE_NAME}",
-                f"--node-ip={NODE_ADDRESS}",
-                "--root-dir=/var/lib/kubelet",
-            ],
-            libraries,
+        "kubelet": kubelet(layout, "kubelet.json", "node", NODE_NAME, NODE_ADDRESS, libraries),
+        "containerd-2": Program(
+            [f"{containerd}/containerd", f"--config={state}/containerd.toml"], libraries, SECOND_NODE
+        ),
+        "kubelet-2": replace(
+            kubelet(layout, "kubelet-2.json", SECOND_NODE, SECOND_NODE, SECOND_ADDRESS, libraries), node=SECOND_NODE
         ),
         WEBHOOK: quotient_webhook(layout),
         CONTROLLER: quotient_controller(layout),
@@ -317,6 +347,18 @@ def audit_flags(layout: Layout) -> list[str]:
     return [f"--audit-policy-file={policy}", f"--audit-log-path={layout.logs}/audit.log"]
 
 
+def kubelet(layout: Layout, config: str, identity: str, name: str, address: str, env: dict[str, str]) -> Program:
+    argv = [
+        f"{layout.kubernetes}/kubelet",
+        f"--config={layout.state}/{config}",
+        f"--kubeconfig={layout.state}/{identity}.kubeconfig",
+        f"--hostname-override={name}",
+        f"--node-ip={address}",
+        "--root-dir=/var/lib/kubelet",
+    ]
+    return Program(argv, env)
+
+
 def extender_name(replica: str) -> str:
     return f"quotient-scheduler-{replica}"
 
@@ -327,7 +369,7 @@ def kube_scheduler_name(replica: str) -> str:
 
 def extender_settings(replica: str) -> SchedulerSettings:
     number = REPLICAS.index(replica)
-    return SchedulerSettings(port=EXTENDER_PORT + number, ops_address="127.0.0.1", ops_port=8090 + number)
+    return SchedulerSettings(port=EXTENDER_PORT + number, ops_address="127.0.0.1", ops_port=EXTENDER_OPS_PORT + number)
 
 
 def quotient_extender(layout: Layout, replica: str) -> Program:

@@ -11,7 +11,17 @@ from deploy.render import CHART
 from deploy.toolchain import K8S_VERSION, helm
 from settings.configuration import Configuration
 from tests.cluster import images
-from tests.cluster.layout import API_PORT, CONTROLLER, NODE_ADDRESS, WEBHOOK, WEBHOOK_PORT
+from tests.cluster.layout import (
+    API_PORT,
+    CONTROLLER,
+    EXTENDER_OPS_PORT,
+    NODE_ADDRESS,
+    REPLICAS,
+    WEBHOOK,
+    WEBHOOK_PORT,
+    extender_name,
+    kube_scheduler_name,
+)
 from tests.cluster.real import ClusterError, RealCluster
 from webhook.registration import registration
 from webhook.service import admission_config_of
@@ -80,6 +90,21 @@ def run_beside(cluster: RealCluster) -> None:
     for each in registration(admission_config_of(Configuration()), target, authority.cert_pem.bytes()):
         cluster.kubectl("apply", "-f-", stdin=json.dumps(each))
     cluster.until("the webhook to be called", lambda: is_called(cluster), WEBHOOK)
+
+
+def run_scheduler(cluster: RealCluster) -> None:
+    """Start one replica of the scheduler as processes beside the control plane, and wait until it leads."""
+    for program in (extender_name("a"), kube_scheduler_name("a")):
+        cluster.run(program)
+    cluster.until("the scheduler to lead", lambda: scheduler_metric(cluster, "active") == 1.0, extender_name("a"))
+
+
+def scheduler_metric(cluster: RealCluster, name: str, replica: str = "a") -> float:
+    """Return a metric of a scheduler that runs beside the control plane; -1 while it cannot be read."""
+    address = f"http://127.0.0.1:{EXTENDER_OPS_PORT + REPLICAS.index(replica)}/metrics"
+    text = cluster.enter(str(cluster.layout.debian / "bin/busybox"), "wget", "-qO-", address).stdout
+    values = [line.split()[1] for line in text.splitlines() if line.startswith(f"quotient_scheduler_{name} ")]
+    return float(values[0]) if values else -1.0
 
 
 def is_called(cluster: RealCluster, domain: str = Configuration().domain) -> bool:

@@ -27,7 +27,7 @@ from tests.cluster.supervisor import ROOT, start_forward
 READY_S = 60.0
 POLL_S = 0.1
 # Folders that an interrupted start leaves in a state folder before it writes its spec.
-OUR_FOLDERS = ("logs", "pki", "cni", "containerd")
+OUR_FOLDERS = ("logs", "pki", *layout.OF_NODE, layout.SECOND_NODE)
 
 
 class ClusterError(Exception):
@@ -48,6 +48,7 @@ class RealCluster:
         *,
         api: bool = True,
         node: bool = False,
+        second_node: bool = False,
         state: Path | None = None,
         detached: bool = False,
         cdi: bool = False,
@@ -64,6 +65,8 @@ class RealCluster:
         try:
             cluster._supervisor = start_supervisor(cluster.layout, detached=detached)
             cluster._bring_up(api=api, node=node)
+            if second_node:
+                cluster._add_second_node()
         except BaseException:
             cluster.stop()
             raise
@@ -83,8 +86,15 @@ class RealCluster:
         if node:
             self.until("containerd to import images", self._import_images, "containerd")
             self.run("kubelet")
-            self.until("the node to be ready", self._node_ready, "kubelet")
+            self.until("the node to be ready", lambda: self._node_ready(layout.NODE_NAME), "kubelet")
         self.until("the default service account", self._account_ready, "kube-controller-manager")
+
+    def _add_second_node(self) -> None:
+        for name in layout.SECOND:
+            self.run(name)
+            if name == layout.SECOND[0]:
+                self.until("containerd to import images", lambda: self._import_images(layout.SECOND_NODE), name)
+        self.until("the second node to be ready", lambda: self._node_ready(layout.SECOND_NODE), name)
 
     @property
     def kubeconfig(self) -> Path:
@@ -139,8 +149,11 @@ class RealCluster:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout if done.returncode == 0 else done.stderr
 
-    def enter(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command inside the cluster's namespaces."""
+    def enter(self, *command: str, node: str = layout.NODE_NAME) -> "subprocess.CompletedProcess[str]":
+        """Run a command inside the cluster's namespaces, with the mounts of one of its nodes."""
+        if node == layout.SECOND_NODE:
+            containerd = self.running()[layout.SECOND[0]]
+            command = ("nsenter", f"--mount=/proc/{containerd}/ns/mnt", "--", *command)
         namespaces = ["nsenter", f"--target={self.supervisor_info()['init']}", "--mount", "--net", "--pid", "--"]
         return subprocess.run([*namespaces, *command], capture_output=True, text=True, check=False)
 
@@ -191,16 +204,18 @@ class RealCluster:
             return False
 
     def import_image(self, archive: Path) -> None:
-        """Load an image archive into the node's containerd."""
-        done = self._import(archive)
-        if done.returncode:
-            raise ClusterError(f"{archive} was not imported: {done.stderr.strip()}")
+        """Load an image archive into the containerd of every node."""
+        nodes = [layout.NODE_NAME, *([layout.SECOND_NODE] if layout.SECOND[0] in self.running() else [])]
+        for node in nodes:
+            done = self._import(archive, node)
+            if done.returncode:
+                raise ClusterError(f"{archive} was not imported on {node}: {done.stderr.strip()}")
 
-    def _import_images(self) -> bool:
-        return self._import(self.layout.state / "images.tar").returncode == 0
+    def _import_images(self, node: str = layout.NODE_NAME) -> bool:
+        return self._import(self.layout.state / "images.tar", node).returncode == 0
 
-    def _import(self, archive: Path) -> "subprocess.CompletedProcess[str]":
-        return self._ctr("image", "import", "--snapshotter=overlayfs", str(archive))
+    def _import(self, archive: Path, node: str) -> "subprocess.CompletedProcess[str]":
+        return self._ctr("image", "import", "--snapshotter=overlayfs", str(archive), node=node)
 
     def kill_container(self, container_id: str) -> None:
         """Kill a container's first process with SIGKILL."""
@@ -208,13 +223,13 @@ class RealCluster:
         if done.returncode:
             raise ClusterError(f"container {container_id} was not killed: {done.stderr.strip()}")
 
-    def _ctr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def _ctr(self, *arguments: str, node: str = layout.NODE_NAME) -> "subprocess.CompletedProcess[str]":
         ctr = [str(self.layout.debian / "usr/bin/ctr"), f"--address={layout.CONTAINERD_SOCKET}", "--namespace=k8s.io"]
-        return self.enter(*ctr, *arguments)
+        return self.enter(*ctr, *arguments, node=node)
 
-    def _node_ready(self) -> bool:
-        path = "{.items[*].status.conditions[?(@.type=='Ready')].status}"
-        return self.kubectl("get", "nodes", f"-o=jsonpath={path}", check=False) == "True"
+    def _node_ready(self, name: str) -> bool:
+        path = "{.status.conditions[?(@.type=='Ready')].status}"
+        return self.kubectl("get", "node", name, f"-o=jsonpath={path}", check=False) == "True"
 
     def _account_ready(self) -> bool:
         return (
@@ -265,7 +280,8 @@ def write_spec(place: Layout, programs: dict[str, layout.Program]) -> None:
         "cgroup": place.cgroup,
         "busybox": str(place.debian / "bin/busybox"),
         "bridge": layout.BRIDGE,
-        "address": layout.NODE_ADDRESS,
+        "addresses": [layout.NODE_ADDRESS, layout.SECOND_ADDRESS],
+        "ofNode": layout.OF_NODE,
         "keep": [str(ROOT), sys.prefix, sys.base_prefix, str(toolchain.cache_dir()), str(place.state)],
         "programs": {name: msgspec.to_builtins(program) for name, program in programs.items()},
     }

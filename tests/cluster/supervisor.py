@@ -33,6 +33,7 @@ def main(spec_file: str, mode: str) -> None:
     # Children read from the lifeline; when this process dies, the kernel closes `held` and they notice.
     lifeline, held = os.pipe()
     cgroups.make(spec["cgroup"])
+    cgroups.make(layout.second_cgroup(spec["cgroup"]))
     namespaces = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
     inside = [sys.executable, "-m", "tests.cluster.inside", spec_file, str(lifeline)]
     first = subprocess.Popen([*namespaces, *inside], pass_fds=(lifeline,), cwd=ROOT, stdin=subprocess.DEVNULL)

@@ -164,10 +164,26 @@ def test_two_clusters_run_at_once(node_cluster: RealCluster) -> None:
         other.stop()
 
 
+def sample_output(state: Path) -> str:
+    """Apply the sample pod as a user does, and return what it prints."""
+
+    def kubectl(*arguments: str) -> str:
+        command = [str(state / "bin/kubectl"), f"--kubeconfig={state / 'kubeconfig'}", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    kubectl("apply", "-f", "examples/pod.yaml")
+    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/sample")
+    eventually(lambda: kubectl("logs", "sample").endswith("+\n"), "the sample to print its GPUs", 60)
+    return kubectl("logs", "sample")
+
+
 @pytest.mark.node
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_make_cluster_and_cluster_down(machine: MachineBefore, tmp_path: Path) -> None:
-    """Up, up again (an error, and the first cluster continues), down, down again (nothing to do)."""
+    """Up, up again (an error, and the first cluster continues), down, down again (nothing to do).
+
+    The sample pod prints what both READMEs show.
+    """
     state = tmp_path / "cluster"
 
     def command(word: str) -> "subprocess.CompletedProcess[str]":
@@ -176,10 +192,10 @@ def test_make_cluster_and_cluster_down(machine: MachineBefore, tmp_path: Path) -
 
     started = command("up")
     assert started.returncode == 0, started.stderr
-    assert "hello from a pod" in started.stderr
-    assert (state / "kubeconfig").exists()
-    assert "Quotient is installed" in started.stderr
     place = layout_of(state)
+    printed = sample_output(state)
+    for text in (started.stderr, (ROOT / "README.md").read_text(), (ROOT / "README.zh.md").read_text()):
+        assert printed in text
     again = command("up")
     assert again.returncode == 1
     assert "a cluster runs already" in again.stderr

@@ -13,14 +13,15 @@ from nodeplugin import fake
 MAJOR = 195
 VERSION = "550.54.15"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
+PROGRAM = Path(__file__).with_name("nvidia-smi.sh")
 PRODUCTS = {"H200": ("NVIDIA H200", 196608), "A100": ("NVIDIA A100-SXM4-40GB", 40960), "T4": ("Tesla T4", 15360)}
 
 
-def cards(*kinds: str) -> list[dict[str, Any]]:
+def cards(*kinds: str, first: int = 0) -> list[dict[str, Any]]:
     """Describe cards; minor numbers are in reverse order of indexes, as on many machines."""
     return [
         {
-            "uuid": uuid(index),
+            "uuid": uuid(first + index),
             "minor": len(kinds) - 1 - index,
             "product": PRODUCTS[kind][0],
             "memoryMiB": PRODUCTS[kind][1],
@@ -34,27 +35,36 @@ def uuid(index: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
 
-class FakeDriver:
-    """A folder laid out like the root of a driver."""
+def nvidia_smi(described: list[dict[str, Any]]) -> str:
+    """Return a program that prints which of these cards a container has."""
+    keys = ("uuid", "index", "minor", "memoryMiB", "product")
+    rows = ["|".join(str((card | {"index": index})[key]) for key in keys) for index, card in enumerate(described)]
+    return PROGRAM.read_text().replace("@VERSION@", VERSION).replace("@CARDS@", "\n".join(rows))
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+
+class FakeDriver:
+    """A folder laid out like the root of a driver. `first` numbers its cards, so that two nodes have different ones."""
+
+    def __init__(self, root: Path, first: int = 0) -> None:
+        self.root, self._first = root, first
         self.libraries = root / LIBRARIES
 
     def install(self, *kinds: str, **more: Any) -> "FakeDriver":
         """Create libraries, programs and device nodes."""
-        self._description = {"driver": VERSION, "cards": cards(*kinds), **more}
+        described = cards(*kinds, first=self._first)
+        self._description = {"driver": VERSION, "cards": described, **more}
         fake.install(self.libraries, self._description)
         for name in ("libcuda.so", "libnvidia-ptxjitcompiler.so"):
             (self.libraries / f"{name}.{VERSION}").write_text(f"{name} {VERSION}\n")
             link = self.libraries / f"{name}.1"
             link.unlink(missing_ok=True)
             link.symlink_to(f"{name}.{VERSION}")
-        (self.root / "usr/bin").mkdir(parents=True, exist_ok=True)
-        (self.root / "usr/bin/nvidia-smi").write_text("#!/bin/sh\necho fake\n")
-        (self.root / "usr/bin/nvidia-smi").chmod(0o755)
+        program = self.root / "usr/bin/nvidia-smi"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(nvidia_smi(described))
+        program.chmod(0o755)
         (self.root / "dev").mkdir(exist_ok=True)
-        for card in cards(*kinds):
+        for card in described:
             self.make_node(f"nvidia{card['minor']}", MAJOR, card["minor"])
         self.make_node("nvidiactl", MAJOR, 255)
         self.make_node("nvidia-uvm", 511, 0)

@@ -11,7 +11,7 @@ from cluster.errors import AlreadyExists, ApiError
 from cluster.objects import CONFIG_MAPS, NODES, PODS, Kind, Object, Pod
 from tests.cluster import layout
 from tests.cluster.objects import new_namespace
-from tests.cluster.quotient import SYSTEM, run_beside
+from tests.cluster.quotient import SYSTEM, run_beside, scheduler_metric
 from tests.cluster.real import RealCluster
 from tests.scheduler.overcommit import OvercommitChecker
 from tests.waiting import eventually
@@ -120,12 +120,8 @@ class SchedulerCluster:
             return Ledger()
         return decode_ledger(config_map.data[LEDGER_KEY])
 
-    def gauge(self, replica: str, name: str) -> float:
-        """Read a metric of an extender, inside the cluster's network."""
-        port = layout.extender_settings(replica).ops_port
-        text = self.real.enter("curl", "-s", f"http://127.0.0.1:{port}/metrics").stdout
-        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
-        return float(found[1]) if found else float("nan")
+    def metric(self, replica: str, name: str) -> float:
+        return scheduler_metric(self.real, name, replica)
 
     def holder(self) -> str:
         """Return the replica whose kube-scheduler holds the Lease; empty if there is none."""

@@ -108,9 +108,7 @@ def test_a_placed_pod_costs_one_write(
         cluster.pod("busy", "warm-up")
         eventually(partial(is_bound, cluster, "busy", "warm-up"), "the scheduler", 60)
         before = len(cluster.audit_log())
-        for number in range(PODS_CREATED):
-            cluster.pod("busy", f"p{number}", 50, 8)
-            time.sleep(0.02)
+        cluster.replica_set("busy", "many", PODS_CREATED, 50, 8)
         eventually(lambda: len(cluster.bound("busy")) == PODS_CREATED + 1, "all pods bound", 60)
         time.sleep(5)
         writes = cluster.audit_log()[before:]
@@ -223,7 +221,7 @@ def delete(cluster: SchedulerCluster, name: str) -> None:
 
 
 def has_no_claims(cluster: SchedulerCluster, replica: str) -> bool:
-    return cluster.gauge(replica, "quotient_scheduler_claims") == 0
+    return cluster.metric(replica, "claims") == 0
 
 
 @pytest.mark.timeout(400)
@@ -282,6 +280,6 @@ def fill(factor: int, record_property: Callable[[str, object], None]) -> None:
             eventually(partial(has_no_claims, cluster, replica), "no claim", 30)
         total = 6500.0 * factor
         leader = cluster.holder()
-        eventually(lambda: cluster.gauge(leader, "quotient_scheduler_free_cores") == total, "all GPUs free", 30)
+        eventually(lambda: cluster.metric(leader, "free_cores") == total, "all GPUs free", 30)
     finally:
         cluster.stop()
