@@ -1,20 +1,41 @@
 """`quotient doctor`: checks an installation in a live cluster, and names a remedy for every problem."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from msgspec import Struct
 from rich.markup import escape
 from rich.table import Table
 
 from console.certs import certificate_report
+from console.check_results import ERROR, OK, WARNING, Check, CheckResult, shorten_list
+from console.component_checks import (
+    NODE_PLUGINS,
+    OWN_PODS,
+    RESTARTS,
+    ROLLOUTS,
+    check_node_plugin,
+    check_own_pods,
+    check_restarts,
+    check_rollouts,
+)
 from console.connecting import connect_cluster
 from console.errors import CommandError
 from console.printing import wide_console
 from console.quota_status_view import read_status
+from console.scheduling_checks import (
+    GPU_NODES,
+    KUBE_SCHEDULER,
+    LEADERSHIP,
+    PENDING,
+    check_gpu_nodes,
+    check_kube_scheduler,
+    check_lease,
+    check_pending,
+    minor_version,
+)
 from ledger.ledger_store import LEDGER_SELECTOR, read_ledger
 from settings.configuration import Configuration
 from settings.loading import Loaded
@@ -52,20 +73,6 @@ CONFLICTING_IMAGES = {
     "nano-gpu": "nano-gpu",
     "volcano-vgpu": "Volcano's vGPU plugin",
 }
-OK, WARNING, ERROR = "ok", "warning", "error"
-MAX_NAMES_SHOWN = 5
-
-
-class CheckResult(Struct, frozen=True):
-    """The result of one check, with a remedy if it found a problem."""
-
-    level: str
-    check: str
-    message: str
-    remedy: str = ""
-
-
-Check = Callable[[Any, Configuration], Iterator[CheckResult]]
 
 
 @click.command(short_help="Check the installation in a cluster.")
@@ -74,9 +81,9 @@ Check = Callable[[Any, Configuration], Iterator[CheckResult]]
 def doctor(context: click.Context, output: str) -> None:
     """Check the installation in a cluster, and name a remedy for every problem.
 
-    Checks versions, Quotient's own pods, webhook configurations, certificates and RBAC, quotas, pods with GPUs that are
-    not charged to a quota, other systems that allocate GPUs, nodes and clocks. Exit code: 0 no errors (warnings do not
-    count), 1 errors, 2 wrong usage or no cluster.
+    Checks versions, Quotient's own pods, its scheduler, webhook configurations, certificates and RBAC, quotas, pods
+    with GPUs that are pending or not charged to a quota, other systems that allocate GPUs, nodes and clocks. Exit code:
+    0 no errors (warnings do not count), 1 errors, 2 wrong usage or no cluster.
     """
     loaded: Loaded = context.obj
     cluster = connect_cluster(loaded.configuration)
@@ -111,32 +118,11 @@ def run_check(name: str, cluster: Any, configuration: Configuration) -> list[Che
 
 def check_versions(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     version = cluster.version()
-    numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.removeprefix("v").split(".")[:2])
-    if numbers < OLDEST_KUBERNETES:
+    if (minor_version(version) or (0, 0)) < OLDEST_KUBERNETES:
         remedy = "Quotient needs Kubernetes 1.30 or newer"
         yield CheckResult(ERROR, "versions", f"the API server is {version}", remedy)
     else:
         yield CheckResult(OK, "versions", f"the API server is {version}")
-
-
-def check_own_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    from cluster.errors import NotFound  # noqa: PLC0415
-    from cluster.objects import DEPLOYMENTS  # noqa: PLC0415
-
-    namespace = configuration.system_namespace
-    for name in (WEBHOOK, CONTROLLER):
-        try:
-            deployment = cluster.get(DEPLOYMENTS, name, namespace)
-        except NotFound:
-            remedy = "install the chart, or set systemNamespace to the namespace it is in"
-            yield CheckResult(ERROR, "quotient's pods", f"Deployment {namespace}/{name} does not exist", remedy)
-            continue
-        ready, wanted = deployment.status.ready_replicas, deployment.spec.replicas
-        level = OK if ready >= wanted else WARNING if ready else ERROR
-        remedy = (
-            "" if level == OK else f"kubectl -n {namespace} describe pods; kubectl -n {namespace} logs deploy/{name}"
-        )
-        yield CheckResult(level, "quotient's pods", f"{name}: {ready} of {wanted} ready", remedy)
 
 
 def check_webhook_configurations(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
@@ -288,18 +274,20 @@ NEEDED_PERMISSIONS = (
 )
 CHECKS: dict[str, Check] = {
     "versions": check_versions,
-    "quotient's pods": check_own_pods,
+    OWN_PODS: check_own_pods,
+    NODE_PLUGINS: check_node_plugin,
+    ROLLOUTS: check_rollouts,
+    RESTARTS: check_restarts,
+    LEADERSHIP: check_lease,
+    KUBE_SCHEDULER: check_kube_scheduler,
     "webhook configurations": check_webhook_configurations,
     "certificates": check_certificates,
     "rbac": check_rbac,
     "quotas": check_quotas,
     "pods with gpus": check_pods,
+    PENDING: check_pending,
     "other systems": check_other_systems,
     "nodes": check_nodes,
+    GPU_NODES: check_gpu_nodes,
     "clocks": check_clocks,
 }
-
-
-def shorten_list(names: list[str]) -> str:
-    more = len(names) - MAX_NAMES_SHOWN
-    return ", ".join(names[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,6 +1,6 @@
 """What `quotient why` knows about a pod: objects of the API, and what follows from them. Pure functions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 
@@ -59,9 +59,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def own_event(self) -> EventDetails | None:
-        """The last event in which Quotient's scheduler or controller says why the pod waits."""
-        own = (SCHEDULER, CONTROLLER)
-        return latest(each for each in self.events if each.component in own and each.reason in OWN_REASONS)
+        return own_event_in(self.events)
 
     @property
     def state(self) -> State:
@@ -93,11 +91,21 @@ def gates_of(facts: PodFacts) -> str:
     return f"{'gate' if len(names) == 1 else 'gates'} {', '.join(names)}"
 
 
+def own_event_in(events: Iterable[EventDetails]) -> EventDetails | None:
+    """Return the last event in which Quotient's scheduler or controller says why a pod waits."""
+    own = (SCHEDULER, CONTROLLER)
+    return latest(each for each in events if each.component in own and each.reason in OWN_REASONS)
+
+
 def kube_scheduler_message(facts: PodFacts) -> str:
-    """Return why kube-scheduler did not place the pod. The condition outlives events, which are kept for an hour."""
-    conditions = [each for each in facts.pod.status.conditions if each.type == "PodScheduled"]
+    return kube_scheduler_text(facts.pod, facts.events)
+
+
+def kube_scheduler_text(pod: PodDetails, events: Iterable[EventDetails]) -> str:
+    """Return why kube-scheduler did not place a pod. The condition outlives events, which are kept for an hour."""
+    conditions = [each for each in pod.status.conditions if each.type == "PodScheduled"]
     message = next((each.message for each in conditions if each.status == "False"), "")
-    if not message and (event := latest(each for each in facts.events if each.reason == FAILED_SCHEDULING)):
+    if not message and (event := latest(each for each in events if each.reason == FAILED_SCHEDULING)):
         message = event.message
     # What preemption would do repeats the same nodes.
     return message.partition(" preemption: ")[0]
