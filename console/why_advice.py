@@ -35,7 +35,7 @@ OTHER_GPU_ADVICE = "allow models that the cluster has (annotation use-gputype), 
 # Part of a message of kube-scheduler -> what to do.
 KUBE_SCHEDULER_ADVICE = (
     ("/scheduler/", f"Quotient's extender does not answer kube-scheduler: {DOCTOR}"),
-    ("vcuda-", f"nodes offer too few GPU devices: wait until pods with GPUs end; if there should be more, {DOCTOR}"),
+    ("vcuda-", f"wait until pods with GPUs end, or ask for less; if nodes have more GPUs than they offer, {DOCTOR}"),
     ("Insufficient ", "wait until other pods end, or ask for less of it in the pod's requests"),
     ("untolerated taint", "add a toleration for the taint to the pod, or remove the taint"),
     ("affinity", "check nodeSelector and affinity of the pod against the labels of nodes with GPUs"),

@@ -25,6 +25,8 @@ from vcuda.scheme import Scheme
 NOT_CHARGED = "NotCharged"
 OWN_REASONS = (NOT_CHARGED, "InsufficientGPUs", *Code)
 FAILED_SCHEDULING = "FailedScheduling"
+# In kube-scheduler's messages, between the count of nodes and the problems.
+NODES_AVAILABLE = " nodes are available: "
 
 
 class State(StrEnum):
@@ -107,15 +109,16 @@ def kube_scheduler_text(pod: PodDetails, events: Iterable[EventDetails]) -> str:
     message = next((each.message for each in conditions if each.status == "False"), "")
     if not message and (event := latest(each for each in events if each.reason == FAILED_SCHEDULING)):
         message = event.message
-    # What preemption would do repeats the same nodes.
-    return message.partition(" preemption: ")[0]
+    count, separator, rest = message.partition(NODES_AVAILABLE)
+    # A second sentence says what preemption and resource claims could do: it repeats the same nodes.
+    return f"{count}{separator}{rest.partition('. ')[0].rstrip('.')}." if separator else message
 
 
 def other_problems(message: str) -> list[str]:
     """Return the problems in a message of kube-scheduler that are not those of Quotient's extender."""
     from vcuda.node_fit import TEXTS  # noqa: PLC0415 - loads numpy, and `quotient --help` imports every command
 
-    _, _, problems = message.rstrip(". ").partition(" nodes are available: ")
+    _, _, problems = message.rstrip(". ").partition(NODES_AVAILABLE)
     texts = [part.strip(". ").partition(" ")[2] for part in problems.split(", ")] if problems else [message]
     return [text for text in texts if text not in TEXTS.values()]
 

@@ -35,7 +35,7 @@ class MissingPodFacts(Struct, frozen=True, kw_only=True):
 
 
 class WorkloadFacts(Struct, frozen=True, kw_only=True):
-    """What was read about a workload; None if it does not exist."""
+    """What was read about a workload; None if it does not exist. `pods` are those with its labels."""
 
     kind: WorkloadKind
     name: str
@@ -93,7 +93,7 @@ def explain_workload(facts: WorkloadFacts) -> Explanation:
         object=title,
         found=True,
         state="refused" if refusal else "found",
-        summary=count_phases(facts.pods),
+        summary=count_phases(owned_pods(facts)),
         steps=tuple(workload_steps(facts, refusal)),
         next=next_for_workload(facts, refusal),
     )
@@ -102,7 +102,7 @@ def explain_workload(facts: WorkloadFacts) -> Explanation:
 def workload_steps(facts: WorkloadFacts, refusal: EventDetails | None) -> Iterator[Step]:
     if refusal:
         yield refusal_step(refusal, facts.now)
-    pending = pending_pods(facts.pods)
+    pending = pending_pods(owned_pods(facts))
     for pod in pending[:MAX_PODS_SHOWN]:
         yield Step("pending", pod.metadata.name, "", age_s(facts.now, pod.metadata.creation_timestamp))
     if len(pending) > MAX_PODS_SHOWN:
@@ -111,22 +111,33 @@ def workload_steps(facts: WorkloadFacts, refusal: EventDetails | None) -> Iterat
 
 
 def next_for_workload(facts: WorkloadFacts, refusal: EventDetails | None) -> str:
-    if pending := pending_pods(facts.pods):
+    if pending := pending_pods(owned_pods(facts)):
         return f"quotient why {pending[0].metadata.name} -n {facts.namespace}"
     if refusal is not None:
         return f"do what the refusal says; {owner_of(refusal)} {AGAIN}"
-    if not facts.pods:
+    if not owned_pods(facts):
         return f"kubectl describe {facts.kind.kind.lower()} {facts.name} -n {facts.namespace}"
     return "nothing to do: no pod waits, and none was refused within the time that events are kept"
 
 
 def belongs_to(facts: WorkloadFacts, event: EventDetails) -> bool:
-    about = event.involved_object
-    if (about.kind, about.name) == (facts.kind.kind, facts.name):
-        return True
+    return is_part(facts, event.involved_object.kind, event.involved_object.name)
+
+
+def owned_pods(facts: WorkloadFacts) -> list[PodDetails]:
+    """Return the workload's own pods: others may have the same labels."""
+    return [
+        pod
+        for pod in facts.pods
+        if any(each.controller and is_part(facts, each.kind, each.name) for each in pod.metadata.owner_references)
+    ]
+
+
+def is_part(facts: WorkloadFacts, kind: str, name: str) -> bool:
+    """Whether an object is the workload, or one between it and its pods."""
     # A ReplicaSet is its Deployment's name and one more word. This also excludes those of `train-large` for `train`.
-    parent, _, _ = about.name.rpartition("-")
-    return about.kind == CHILDREN.get(facts.kind.kind) and parent == facts.name
+    is_child = kind == CHILDREN.get(facts.kind.kind) and name.rpartition("-")[0] == facts.name
+    return is_child or (kind, name) == (facts.kind.kind, facts.name)
 
 
 def refusal_step(event: EventDetails, now: datetime) -> Step:

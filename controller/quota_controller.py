@@ -151,7 +151,8 @@ class QuotaController:
         if new is None and self._is_leading():
             self.states.pod_deleted(namespace, pod.key)
         if old is None or new is None or accounted_fields(old) != accounted_fields(new):
-            self._enqueue(namespace, MIN_INTERVAL_S if old is not None else RELAXED_INTERVAL_S)
+            # Room that becomes free is awaited. A pod that was created or bound only changes what is shown.
+            self._enqueue(namespace, MIN_INTERVAL_S if new is None or new.is_terminal else RELAXED_INTERVAL_S)
 
     def _on_node_change(self, old: GpuNode | None, new: GpuNode | None) -> None:
         if old is not None and new is not None and cards_by_uuid(old) == cards_by_uuid(new) and old.lost == new.lost:

@@ -131,6 +131,8 @@ def container_status(**state: Any) -> dict[str, Any]:
 
 
 FIT = "6 of 8 nodes: no A100; 2 of 8: no GPU with 12 GiB free, the best has 10 GiB"
+# As kube-scheduler 1.36 ends its messages.
+PREEMPTION = ". no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful."
 KUBELET_REFUSAL = "Allocate failed due to rpc error: desc = Quotient: pod team/train-0, container main: no card"
 PENDING = "pod team/train-0: Pending for 4 min"
 ASKED = (
@@ -207,7 +209,7 @@ EXPLAINED: dict[str, tuple[PodFacts, list[str]]] = {
         facts(
             raw_pod(),
             event("InsufficientGPUs", "2 of 2 nodes: no unused GPU"),
-            failed_scheduling("0/3 nodes are available: 1 Insufficient cpu, 2 not enough unused GPUs. preemption: x"),
+            failed_scheduling(f"0/3 nodes are available: 1 Insufficient cpu, 2 not enough unused GPUs{PREEMPTION}"),
         ),
         [
             PENDING,
@@ -224,7 +226,7 @@ EXPLAINED: dict[str, tuple[PodFacts, list[str]]] = {
         facts(
             raw_pod(),
             event("InsufficientGPUs", "2 of 2 nodes: no unused GPU"),
-            failed_scheduling("0/2 nodes are available: 2 not enough unused GPUs."),
+            failed_scheduling(f"0/2 nodes are available: 2 not enough unused GPUs{PREEMPTION}"),
         ),
         [
             PENDING,
@@ -556,7 +558,12 @@ def test_the_next_step_for_a_workload(
 ) -> None:
     kind = workload_kind("deploy")
     assert kind is not None
-    pods = [convert(raw_pod(f"train-{i}", status={"phase": phase}), PodDetails) for i, phase in enumerate(phases)]
+    own = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "train-5d9", "uid": "r", "controller": True}]
+    pods = [
+        convert(raw_pod(f"train-{i}", status={"phase": phase}, ownerReferences=own), PodDetails)
+        for i, phase in enumerate(phases)
+    ]
+    pods.append(convert(raw_pod("with-the-same-labels"), PodDetails))
     known = WorkloadFacts(
         kind=kind,
         name="train",
@@ -647,7 +654,8 @@ def test_a_workload_shows_its_refused_and_pending_pods(cluster: TenantCluster) -
     labels = {"app": "train"}
     spec = {"selector": {"matchLabels": labels}, "replicas": 2}
     made = cluster.create(DEPLOYMENTS, {"metadata": {"name": "train", "namespace": TEAM}, "spec": spec})
-    cluster.create(PODS, raw_pod("train-5d9-x", labels=labels))
+    own = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "train-5d9", "uid": "r", "controller": True}]
+    cluster.create(PODS, raw_pod("train-5d9-x", labels=labels, ownerReferences=own))
     cluster.create(PODS, raw_pod("other", labels={"app": "other"}))
     about = Reference(api_version="apps/v1", kind="Deployment", namespace=TEAM, name="train", uid=made.metadata.uid)
     EventRecorder(cluster, WEBHOOK).record(about, "QuotaExceeded", "a pod was refused", type_="Warning")

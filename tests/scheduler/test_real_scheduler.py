@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -90,6 +91,18 @@ def test_a_touched_pod_is_requeued_by_kube_scheduler(scheduled: SchedulerCluster
 PODS_CREATED = 100
 
 
+def creation_seconds(writes: list[dict[str, Any]]) -> float:
+    """Return the time from the first created pod to the last."""
+    times = [
+        datetime.fromisoformat(each["requestReceivedTimestamp"])
+        for each in writes
+        if each["verb"] == "create"
+        and each["objectRef"]["resource"] == "pods"
+        and "subresource" not in each["objectRef"]
+    ]
+    return (max(times) - min(times)).total_seconds()
+
+
 @pytest.mark.timeout(240)
 def test_a_placed_pod_costs_one_write(
     real_cluster_possible: None, record_property: Callable[[str, object], None]
@@ -122,6 +135,9 @@ def test_a_placed_pod_costs_one_write(
     )
     config_maps = [each for each in writes if each["objectRef"]["resource"] == "configmaps"]
     record_property("pod_writes", str(dict(pod_writes)))
+    by_user = Counter(each["user"]["username"].rpartition(":")[2] for each in config_maps)
+    record_property("ledger_and_status_writers", str(dict(by_user)))
+    record_property("seconds_of_creation", creation_seconds(writes))
     record_property("ledger_and_status_writes", len(config_maps))
     assert pod_writes == {"create binding": PODS_CREATED}
     assert len(config_maps) <= PODS_CREATED
