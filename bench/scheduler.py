@@ -117,13 +117,17 @@ def run_pods(client: ExtenderClient, nodes: int) -> tuple[list[tuple[float, floa
         prioritize_s = 0.0
         if len(fitting) > 1:
             prioritize_s, _ = client.call("prioritize", compact({"Pod": pod, "Nodes": None, "NodeNames": fitting}))
-        metadata = pod["metadata"]
-        args = {"PodName": metadata["name"], "PodNamespace": "team", "PodUID": metadata["uid"], "Node": fitting[0]}
-        bind_s, bound = client.call("bind", compact(args)) if fitting else (0.0, b"")
+        bind_s, bound = bind(client, pod, fitting[0]) if fitting else (0.0, b"")
         if number >= WARM_UP:
             times.append((filter_s, prioritize_s))
             bindings += [bind_s] if b'"Error":""' in bound else []
     return times, bindings
+
+
+def bind(client: ExtenderClient, pod: dict[str, Any], node: str) -> tuple[float, bytes]:
+    metadata = pod["metadata"]
+    args = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
+    return client.call("bind", compact(args))
 
 
 def mean_ms(seconds: list[float]) -> float:
