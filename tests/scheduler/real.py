@@ -130,6 +130,40 @@ class SchedulerCluster:
         found = re.match(r"replica-(\w)_", holder)
         return found[1] if found else ""
 
+    def create_volume_claim(self, namespace: str, name: str) -> None:
+        """Create a volume claim that is provisioned when a pod needs it: by `provision`, and not before."""
+        storage = {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": name},
+            "provisioner": "quotient.test/slow",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        }
+        size = {"requests": {"storage": "1Gi"}}
+        spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": name, "resources": size}
+        metadata = {"name": name, "namespace": namespace}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        for each in (storage, claim):
+            self.real.kubectl("apply", "-f-", stdin=json.dumps(each))
+
+    def selected_node(self, namespace: str, claim: str) -> str:
+        """Return the node that kube-scheduler chose for a volume claim."""
+        path = r"jsonpath={.metadata.annotations.volume\.kubernetes\.io/selected-node}"
+        return self.real.kubectl("get", "pvc", claim, "-n", namespace, "-o", path)
+
+    def provision(self, namespace: str, claim: str) -> None:
+        """Create the volume of a claim, as its provisioner would."""
+        uid = self.real.kubectl("get", "pvc", claim, "-n", namespace, "-o", "jsonpath={.metadata.uid}")
+        spec = {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": claim,
+            "hostPath": {"path": "/tmp/volume"},
+            "claimRef": {"kind": "PersistentVolumeClaim", "namespace": namespace, "name": claim, "uid": uid},
+        }
+        volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": claim}, "spec": spec}
+        self.real.kubectl("apply", "-f-", stdin=json.dumps(volume))
+
     def audit_log(self) -> list[dict[str, Any]]:
         """Return the successful writes that the API server logged, if it is the audited one."""
         file = self.real.layout.logs / "audit.log"

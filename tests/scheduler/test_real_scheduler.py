@@ -88,6 +88,33 @@ def test_a_touched_pod_is_requeued_by_kube_scheduler(scheduled: SchedulerCluster
     eventually(lambda: ledger(namespace).usage.taken["raised/gpu-quota", "T4", "cores"] == 0, "the former charge's end")
 
 
+PROVISIONING_S = 120
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_pod_keeps_its_gpus_while_its_volume_is_provisioned(scheduled: SchedulerCluster) -> None:
+    """kube-scheduler waits for the volume between filter and bind; nobody else gets the GPU meanwhile."""
+    namespace = scheduled.namespace("volumes")
+    scheduled.add_node("volumes-1", 2, labels={"only": "volumes"})
+    scheduled.create_volume_claim(namespace, "slow")
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "slow"}}]
+    selector: dict[str, Any] = {"nodeSelector": {"only": "volumes"}}
+    scheduled.pod(namespace, "waits", 60, volumes=volumes, **selector)
+    eventually(lambda: scheduled.selected_node(namespace, "slow") == "volumes-1", "the selected node", 30)
+    scheduled.pod(namespace, "first", 60, **selector)
+    eventually(partial(is_bound, scheduled, namespace, "first"), "a pod on the other GPU")
+    scheduled.pod(namespace, "second", 60, **selector)
+    began = time.monotonic()
+    while time.monotonic() - began < PROVISIONING_S:
+        time.sleep(5)
+        assert not is_bound(scheduled, namespace, "second")
+        assert not is_bound(scheduled, namespace, "waits")
+    scheduled.provision(namespace, "slow")
+    eventually(partial(is_bound, scheduled, namespace, "waits"), "the binding", 60)
+    assert not is_bound(scheduled, namespace, "second")
+
+
 PODS_CREATED = 100
 
 
