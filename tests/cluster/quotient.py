@@ -63,7 +63,12 @@ def run_helm(cluster: RealCluster, *arguments: str, values: tuple[str, ...] = ()
 def install_chart(cluster: RealCluster, *values: str) -> None:
     """Install the chart, and wait until the webhooks' failure policy is Fail."""
     command = ["install", "quotient", str(CHART), "--create-namespace", "--wait", "--timeout", "3m"]
-    run_helm(cluster, *command, values=(*VALUES, *values))
+    try:
+        run_helm(cluster, *command, values=(*VALUES, *values))
+    except ClusterError as error:
+        # Helm says only that it waited too long.
+        state = [cluster.kubectl("get", what, "-n", SYSTEM, "-o=wide", check=False) for what in ("pods", "events")]
+        raise ClusterError(f"{error}\n{state[0]}\n{state[1][-3000:]}") from None
     cluster.until("the webhook to be armed", lambda: is_armed(cluster), "kubelet")
 
 
