@@ -174,11 +174,18 @@ def test_the_kubelet_probes_both_containers_of_the_scheduler() -> None:
     (flag,) = [each for each in kube_scheduler["command"] if each.startswith("--authorization-always-allow-paths=")]
     allowed = flag.partition("=")[2].split(",")
     for container, port, scheme in ((kube_scheduler, 10259, "HTTPS"), (extender, 8080, None)):
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        for probe in ("startupProbe", "readinessProbe"):
             request = container[probe]["httpGet"]
-            ports = {each["name"]: each["containerPort"] for each in container["ports"]}
             assert (ports[request["port"]], request.get("scheme")) == (port, scheme)
             assert request["path"] in allowed
+
+
+def test_a_kube_scheduler_whose_extender_stays_away_is_restarted() -> None:
+    """It would keep the Lease and place nothing; the other replica takes over."""
+    kube_scheduler, extender = scheduler_pod(objects('config={"scheduler": {"opsPort": 8099}}'))["spec"]["containers"]
+    assert extender["livenessProbe"]["httpGet"]["path"] == "/livez"
+    assert kube_scheduler["livenessProbe"]["httpGet"] == {"path": "/livez", "port": 8099}
 
 
 CHANGES = {
