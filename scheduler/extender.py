@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from scheduler.cluster_state import ClusterState
-from scheduler.extender_api import ExtenderArgs, ExtenderPod, FilterResult, encode_names
+from scheduler.extender_api import ExtenderArgs, ExtenderPod, ExtenderPodSpec, FilterResult, encode_names
 from scheduler.ledgers import Grant, LedgerCache
 from scheduler.pods import SchedulerPod, reduce_pod
 from scheduler.reporting import UNCHARGED, Reporter
@@ -25,6 +25,8 @@ LEVELS = 10
 # Rankings are kept from filter to prioritize, which follows at once. A few more, for requests that were given up.
 MAX_RANKINGS = 16
 MAX_REFUSED = 10_000
+# How long a refusal is held back, if few pods wait: the scheduling of all others waits as well.
+CATCH_UP_S, MAX_CAUGHT_UP = 0.05, 16
 
 
 class Ranking(Struct, frozen=True):
@@ -65,13 +67,23 @@ class Extender:
         self._state.void_group(pod.uid, spec.group)
         self._waiting.note_asked(pod.uid, lambda node: node in names)
         self._state.release_claim(pod.uid)
+        is_repeated = self._waiting.get(pod.uid) is not None and len(self._waiting) <= MAX_CAUGHT_UP
+        result, events = self._filter(pod, spec, names)
+        # kube-scheduler asks again because something ended, and its watch may be ahead of ours. A refusal now would be
+        # repeated only after the pod's backoff.
+        if is_repeated and not result.fitting and self._waiting.await_room(events, CATCH_UP_S):
+            result, _ = self._filter(pod, spec, names)
+        return result
+
+    def _filter(self, pod: SchedulerPod, spec: ExtenderPodSpec, names: Sequence[str]) -> tuple[FilterResult, int]:
+        """Return the answer, and the number of the last room event that it is based on."""
         # Read before anything else: what becomes free from now on counts as new.
         events = self._waiting.events
         grant = self.grant(pod)
         if not grant.is_charged:
             self._waiting.add(pod, events, UNCHARGED, is_blocked_by_ledger=True)
             self._reporter.report_uncharged(pod)
-            return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names})
+            return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names}), events
         timeout_s = self._settings.volume_timeout_s if spec.waits_before_binding else self._settings.claim_timeout_s
         query = self.query(pod, grant)
         with self._state.lock:
@@ -83,7 +95,7 @@ class Extender:
         else:
             self._remember(pod.uid, Ranking(result.fitting_json, fits, order))
             self._waiting.remove(pod.uid)
-        return result
+        return result, events
 
     def explain(self, pod: SchedulerPod) -> None:
         """Report why a pod fits on no node, as filter does; nothing if it fits on one, or was filtered."""

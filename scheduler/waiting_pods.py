@@ -42,8 +42,8 @@ class WaitingPods:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Guards the fields below.
-        self._lock = threading.Lock()
+        # Guards the fields below, and is notified of room.
+        self._lock = threading.Condition()
         self._waiting: dict[str, WaitingPod] = {}
         # Counts room events, and the last one of each node and each namespace's ledger.
         self._events = 0
@@ -56,6 +56,7 @@ class WaitingPods:
             self._events += 1
             if self._waiting:
                 self._nodes[node] = self._events
+            self._lock.notify_all()
 
     def note_ledger(self, namespace: str) -> bool:
         """Note that a ledger changed; returns whether a pod waits for that."""
@@ -72,6 +73,11 @@ class WaitingPods:
     @property
     def events(self) -> int:
         return self._events
+
+    def await_room(self, since: int, timeout_s: float) -> bool:
+        """Wait for a room event after this one; returns whether there was one."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._events > since, timeout_s)
 
     def add(self, pod: SchedulerPod, filtered_at: int, summary: str, *, is_blocked_by_ledger: bool) -> None:
         with self._lock:

@@ -15,7 +15,8 @@ import trustme
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scheduler.kube_scheduler import kube_scheduler_configuration
+from deploy.toolchain import K8S_VERSION
+from scheduler.kube_scheduler import feature_gates, kube_scheduler_configuration
 from settings.configuration import Configuration, HealthSettings, SchedulerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -407,7 +408,8 @@ def kube_scheduler(layout: Layout, name: str, configuration: dict[str, Any]) -> 
     file.write_text(json.dumps(configuration, indent=1))
     # The probes' port differs, since several run at once.
     port = 10300 + [PLAIN_SCHEDULER, *map(kube_scheduler_name, REPLICAS)].index(name)
-    return Program([f"{layout.kubernetes}/kube-scheduler", f"--config={file}", f"--secure-port={port}", "--v=2"])
+    flags = [f"--config={file}", f"--secure-port={port}", "--v=2", *feature_gates(K8S_VERSION)]
+    return Program([f"{layout.kubernetes}/kube-scheduler", *flags])
 
 
 def on_host(name: str, program: Program) -> Program:

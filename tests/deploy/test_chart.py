@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.render import CHART, MANIFESTS, render_chart, render_manifests
-from scheduler.kube_scheduler import kube_scheduler_configuration
+from scheduler.kube_scheduler import feature_gates, kube_scheduler_configuration
 from scheduler.metrics import GAUGE_HELP
 from settings.configuration import Configuration, SchedulerSettings, WebhookSettings
 from settings.loading import load
@@ -186,6 +186,13 @@ def test_a_kube_scheduler_whose_extender_stays_away_is_restarted() -> None:
     kube_scheduler, extender = scheduler_pod(objects('config={"scheduler": {"opsPort": 8099}}'))["spec"]["containers"]
     assert extender["livenessProbe"]["httpGet"]["path"] == "/livez"
     assert kube_scheduler["livenessProbe"]["httpGet"] == {"path": "/livez", "port": 8099}
+
+
+@pytest.mark.parametrize("tag", ["v1.32.9", "v1.33.0", "v1.36.4", "v1.37.1"])
+def test_the_backoff_is_respected_in_every_version(tag: str) -> None:
+    """The same flags as `scheduler.kube_scheduler` returns, with which the scheduler is tested."""
+    kube_scheduler, _ = scheduler_pod(objects(f'scheduler.kubeScheduler.tag="{tag}"'))["spec"]["containers"]
+    assert [each for each in kube_scheduler["command"] if "feature-gates" in each] == feature_gates(tag)
 
 
 CHANGES = {

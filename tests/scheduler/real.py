@@ -123,6 +123,10 @@ class SchedulerCluster:
     def metric(self, replica: str, name: str) -> float:
         return scheduler_metric(self.real, name, replica)
 
+    def requests(self, replica: str, verb: str) -> float:
+        """Return how many requests of kube-scheduler an extender has answered."""
+        return scheduler_metric(self.real, f'requests_total{{result="answered",verb="{verb}"}}', replica)
+
     def holder(self) -> str:
         """Return the replica whose kube-scheduler holds the Lease; empty if there is none."""
         path = "jsonpath={.spec.holderIdentity}"

@@ -192,3 +192,12 @@ extenders:
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{/* From 1.33 on kube-scheduler skips the backoff of pods while it is idle: pods that fit nowhere would be filtered
+     without pause. Older versions do not know the feature gate, nor may a later one; a tag that is no version gets none. */}}
+{{- define "quotient.popFromBackoff" -}}
+{{- $tag := include "quotient.kubeSchedulerTag" . -}}
+{{- if regexMatch "^v?1\\.(3[3-7])\\." $tag -}}
+--feature-gates=SchedulerPopFromBackoffQ=false
+{{- end -}}
+{{- end }}

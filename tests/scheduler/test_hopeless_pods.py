@@ -1,0 +1,89 @@
+"""Pods that fit nowhere, beside pods that come and go: cheap for the API server, and no obstacle for the others."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from cluster.objects import PODS
+from scheduler.kube_scheduler import MAX_BACKOFF_S
+from tests.cluster import layout
+from tests.cluster.real import RealCluster
+from tests.scheduler.real import SchedulerCluster
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.kubernetes
+
+MAX_WRITES = 4
+
+
+@pytest.mark.timeout(300)
+def test_hopeless_pods_are_cheap(real_cluster_possible: None, record_property: Callable[[str, object], None]) -> None:
+    """Every pod that ends requeues all of them; they are filtered once per backoff, and cost few writes."""
+    run(20, 60, 60.0, record_property)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_thousand_hopeless_pods_are_cheap_for_ten_minutes(
+    real_cluster_possible: None, record_property: Callable[[str, object], None]
+) -> None:
+    run(500, 1000, 600.0, record_property)
+
+
+def run(nodes: int, hopeless: int, seconds: float, record_property: Callable[[str, object], None]) -> None:
+    cluster = SchedulerCluster(RealCluster.start())
+    try:
+        cluster.real.kill("kube-apiserver")
+        cluster.real.run(layout.AUDITED_API_SERVER)
+        cluster.real.until("the API server", cluster.real.api_ready, layout.AUDITED_API_SERVER)
+        cluster.start_replica("a")
+        cluster.namespace("busy")
+        # Counting resources lets the hopeless pods pass, so that the extender is asked: each GPU has 40 cores free.
+        for number in range(nodes):
+            cluster.add_node(f"busy-{number}", 2)
+        eventually(cluster.holder, "a leader", 60)
+        cluster.replica_set("busy", "running", 2 * nodes, 60, 8)
+        eventually(lambda: len(cluster.bound("busy")) == 2 * nodes, "the running pods", 60 + nodes)
+        for number in range(hopeless):
+            cluster.pod("busy", f"hopeless-{number}", 50, 8)
+        refused_s = 60 + hopeless / 5
+        eventually(lambda: cluster.metric("a", "waiting_pods") == hopeless, "the refusals", refused_s)
+        cycles = churn(cluster, seconds)
+        filters = cluster.requests("a", "filter")
+        writes = cluster.audit_log()
+    finally:
+        cluster.stop()
+    by_pod = Counter(
+        name
+        for name in (each["objectRef"].get("name", "").partition(".")[0] for each in writes)
+        if name.startswith("hopeless-")
+    )
+    # One write creates the pod.
+    most = max(by_pod.values()) - 1
+    periods = (refused_s + seconds) / MAX_BACKOFF_S
+    record_property("cycles_per_s", round(cycles / seconds, 2))
+    record_property("filters_per_pod", round(filters / hopeless, 1))
+    record_property("most_writes_for_a_pod", most)
+    assert cycles > seconds / 10
+    assert most <= MAX_WRITES
+    # The backoff begins with one second and doubles: four filters more than one for each full period.
+    assert filters / hopeless <= periods + 5
+
+
+def is_bound(cluster: SchedulerCluster, name: str) -> bool:
+    return bool(cluster.cluster.get(PODS, name, "busy").spec.node_name)
+
+
+def churn(cluster: SchedulerCluster, seconds: float) -> int:
+    """Create small pods, and delete each when it is bound; returns how many."""
+    began, count = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        name = f"small-{count}"
+        cluster.pod("busy", name, 10, 2)
+        eventually(partial(is_bound, cluster, name), "a small pod", 60)
+        cluster.cluster.delete(PODS, name, "busy", grace_s=0)
+        count += 1
+    return count
