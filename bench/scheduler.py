@@ -1,6 +1,6 @@
 """The cost of the scheduler: the extender's answers on large clusters, and kube-scheduler's throughput with it.
 
-    python -m bench.scheduler [--only extender|throughput] [--nodes 5000] [--pods 400]
+    python -m bench.scheduler [--only extender|throughput|room] [--nodes 5000] [--pods 400]
 
 Extender: nodes of 8 GPUs, four running GPU pods on each; pods of nine sizes are filtered, ranked and bound over HTTP by
 one client, as kube-scheduler does it. The order of the node names is another one in every request.
@@ -8,6 +8,9 @@ one client, as kube-scheduler does it. The order of the node names is another on
 Throughput: Node objects on a real API server, and the real kube-scheduler, in turns with the extender and without it,
 and otherwise with the same configuration. The same number of pods is created before each turn. Everything shares one
 machine, so only the ratio is meaningful.
+
+Room: a pod waits for the only GPU of a node; the pod that uses it is deleted. The time from its deletion until the waiting
+pod is bound, on an idle cluster.
 """
 
 import argparse
@@ -39,6 +42,7 @@ TARGETS = {
     "bind_ms": 2,
     "extender_rss_mb": 500,
     "times_plain": 0.5,
+    "room_to_binding_p99_s": 2,
 }
 SIZES = (1000, 5000, 20000)
 PODS_PER_NODE = 4
@@ -48,6 +52,8 @@ WARM_UP = 30
 CLIENTS = 16
 TURNS = 3
 TURN_TIMEOUT_S = 600.0
+# How often room is made, and how long the cluster is left alone before: longer than the backoff of a waiting pod.
+ROOMS, QUIET_S = 40, 11.0
 
 Figures = dict[str, Any]
 
@@ -208,9 +214,40 @@ def measure_throughput(nodes: int, pods: int) -> Figures:
     }
 
 
+def measure_room() -> Figures:
+    """Measure how soon a waiting pod is bound after room has appeared."""
+    cluster = SchedulerCluster(RealCluster.start(), "a")
+    times: list[float] = []
+    try:
+        cluster.namespace("room")
+        cluster.add_node("only", 1)
+        cluster.pod("room", "p-0", 100, 1)
+        wait_until_bound(cluster, "p-0")
+        for number in range(ROOMS):
+            name = f"p-{number + 1}"
+            cluster.pod("room", name, 100, 1)
+            time.sleep(QUIET_S)
+            started = time.monotonic()
+            cluster.cluster.delete(PODS, f"p-{number}", "room", grace_s=0)
+            wait_until_bound(cluster, name)
+            times.append(time.monotonic() - started)
+            print_progress(f"room: {number + 1} of {ROOMS}: {times[-1]:.2f} s")
+    finally:
+        cluster.stop()
+    return {"median_s": round(statistics.median(times), 3), "p99_s": percentile_ms(times, 0.99) / 1000, "rooms": ROOMS}
+
+
+def wait_until_bound(cluster: SchedulerCluster, name: str) -> None:
+    deadline = time.monotonic() + TURN_TIMEOUT_S
+    while not cluster.cluster.get(PODS, name, "room").spec.node_name:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} is not bound")
+        time.sleep(0.01)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("extender", "throughput"))
+    parser.add_argument("--only", choices=("extender", "throughput", "room"))
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=400)
     options = parser.parse_args()
@@ -221,10 +258,12 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "targets": TARGETS,
     }
-    if options.only != "throughput":
+    if options.only in (None, "extender"):
         results["extender"] = [measure_extender(nodes) for nodes in SIZES]
-    if options.only != "extender":
+    if options.only in (None, "throughput"):
         results["throughput"] = measure_throughput(options.nodes, options.pods)
+    if options.only in (None, "room"):
+        results["room"] = measure_room()
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print_progress(json.dumps(results, indent=1))
 
