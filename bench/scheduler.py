@@ -9,8 +9,8 @@ Throughput: Node objects on a real API server, and the real kube-scheduler, in t
 and otherwise with the same configuration. The same number of pods is created before each turn. Everything shares one
 machine, so only the ratio is meaningful.
 
-Room: a pod waits for the only GPU of a node; the pod that uses it is deleted. The time from its deletion until the waiting
-pod is bound, on an idle cluster.
+Room: a pod waits for the only GPU of a node; the pod that uses it is deleted. The time from its deletion until the
+waiting pod is bound, on an idle cluster.
 """
 
 import argparse
