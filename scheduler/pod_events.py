@@ -12,8 +12,8 @@ from scheduler.pods import SchedulerPod
 MAX_QUEUED = 1024
 MAX_REMEMBERED = 20_000
 # The numbers of a pod that waits change with every pod that ends. An event with other numbers is written this often,
-# and one with other problems after the shorter time.
-REPEAT_S, MIN_INTERVAL_S = 900.0, 60.0
+# and one with other problems of nodes after the shorter time; one with another reason at once.
+REPEAT_S, MIN_INTERVAL_S = 900.0, 300.0
 JOIN_TIMEOUT_S = 5.0
 
 
@@ -46,8 +46,8 @@ class PodEvents:
         now = self._clock()
         with self._lock:
             before = self._written.get(pod.uid)
-            if before is not None:
-                interval_s = REPEAT_S if before[0] == (reason, problems) else MIN_INTERVAL_S
+            if before is not None and before[0][0] == reason:
+                interval_s = REPEAT_S if before[0][1] == problems else MIN_INTERVAL_S
                 if now - before[1] < interval_s:
                     return
             if len(self._written) >= MAX_REMEMBERED:

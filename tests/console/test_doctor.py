@@ -43,9 +43,16 @@ def workload(kind: Kind[Any], name: str, images: Sequence[str] = (), status: dic
 
 
 def lease(holder: str | None, age_s: float | None) -> Made:
-    renewed = {} if age_s is None else {"renewTime": (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat()}
-    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, **renewed}
+    """A Lease; its age is counted when it is created, which may be minutes after the tests were collected."""
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, **({} if age_s is None else {"age_s": age_s})}
     return LEASES, {"metadata": {"name": SCHEDULER, "namespace": SYSTEM}, "spec": spec}
+
+
+def with_renew_time(obj: dict[str, Any]) -> dict[str, Any]:
+    spec = dict(obj["spec"])
+    if (age_s := spec.pop("age_s", None)) is not None:
+        spec["renewTime"] = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat()
+    return obj | {"spec": spec}
 
 
 def gpu(index: int, *, healthy: bool = True) -> Gpu:
@@ -73,7 +80,7 @@ def make(*objects: Made) -> InMemoryCluster:
     for name in (SYSTEM, TEAM):
         cluster.create(NAMESPACES, {"metadata": {"name": name}})
     for kind, obj in objects:
-        cluster.create(kind, obj)
+        cluster.create(kind, with_renew_time(obj) if kind is LEASES else obj)
         if kind is PODS:
             metadata = obj["metadata"]
             status = {"status": obj["status"]}

@@ -120,10 +120,10 @@ def test_a_tenant_learns_what_was_decided_about_its_pods(real: RealCluster, tena
     assert step(third, "placing") == "1 of 1 nodes: no GPU with 10 GiB free, the best has 5 GiB"
     assert third["next"] == "wait until a pod that uses a GPU ends, or ask for less memory (vcuda-memory)"
 
-    # More than is left on all cards of the node together: kube-scheduler itself excludes it.
+    # More than is left on all cards of the node together: kube-scheduler itself excludes it, and the event explains it.
     create_pod(real, "fourth", 50)
-    eventually(lambda: "Insufficient" in step(why(tenant, "fourth"), "placing"), "kube-scheduler's condition", 60)
-    assert why(tenant, "fourth")["next"].startswith("wait until pods with GPUs end, or ask for less")
+    eventually(lambda: "the best has" in step(why(tenant, "fourth"), "placing"), "the extender's event", 60)
+    assert why(tenant, "fourth")["next"].startswith("wait until a pod that uses a GPU ends, or ask for less")
 
     made = workload(pod(gpu(core="50", memory="4")), selector={"matchLabels": {"app": "x"}})
     made["metadata"] = {**made["metadata"], "name": "refused", "namespace": TEAM}

@@ -30,7 +30,7 @@ JSON = (
     '"request":{"containers":[{"name":"i","role":"init","share":{"cores":20,"memory_units":2,"follows":false},'
     '"vocabulary":""},{"name":"a","role":"app","share":{"cores":50,"memory_units":4,"follows":false},'
     '"vocabulary":""}]},"mistake":"invalid",'
-    '"wishes":{"core_limit":null,"models":["A100"],"avoided":[]},'
+    '"wishes":{"models":["A100"]},'
     '"counts":{"i":{"core":20,"memory":2},"a":{"core":50,"memory":4}},'
     '"placed":{"a":[{"uuid":"GPU-0","cores":50,"memoryMiB":1024}]},'
     '"limits":{"a":{"cores":50,"coreLimit":80,"limitSource":"user"}},"predicates":{"a":[1]},'
