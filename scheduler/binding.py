@@ -25,7 +25,6 @@ from scheduler.reporting import Reporter
 from vcuda.charge_moves import extend_charge, is_covered, revert_charge
 from vcuda.charging import PodDemand
 from vcuda.decision import Unavailable
-from vcuda.ledger import ChargeResult
 from vcuda.namespace_policy import Mode
 from vcuda.node_fit import FitQuery
 from vcuda.placement import InsufficientGpus, PlacedSlices, placement_problem
@@ -38,7 +37,10 @@ MAX_CALLS = 24
 RETRY = Backoff(first_s=0.05, max_s=1.0)
 # After a binding, the watch should show the pod as bound within this time; otherwise the pod is read.
 CONFIRM_S = 30.0
-REVERT_TIMEOUT_S = 10.0
+REVERT_TIMEOUT_S = 5.0
+MIN_CALL_S = 0.1
+# A request without an answer may take effect this much later: 34 s were measured for a create.
+LATE_S = 40.0
 
 
 class BindFailed(Exception):  # noqa: N818 - not an error of the program
@@ -62,11 +64,14 @@ class Binder:
         ledgers: LedgerCache,
         ledger_writer: LedgerWriter,
         reporter: Reporter,
+        is_active: Callable[[], bool] = lambda: True,
         cluster_mode: Mode = Mode.ENFORCE,
         timeout_s: float = 20.0,
+        late_s: float = LATE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._scheme, self._extender, self._state = cluster, scheme, extender, state
+        self._is_active, self._late_s = is_active, late_s
         self._ledgers, self._ledger_writer, self._reporter = ledgers, ledger_writer, reporter
         self._cluster_mode, self._timeout_s, self._clock = cluster_mode, timeout_s, clock
         # kube-scheduler binds any number of pods at once; more calls than connections would only wait for each other.
@@ -88,7 +93,7 @@ class Binder:
         claim = self._claim(pod, args.node)
         try:
             self._ensure_charge(pod, claim, deadline)
-        except (BindFailed, Unavailable):
+        except BaseException:
             self._state.release_claim(pod.uid)
             raise
         try:
@@ -98,10 +103,16 @@ class Binder:
             self._reporter.report_not_bound(pod, claim.node, str(failure))
             raise
         except OutcomeUnknown as error:
-            claim.is_unsettled = True
+            self._mark_unsettled(claim)
             raise Unavailable(f"pod {pod.title}: binding to node {claim.node}: {error}") from None
+        except BaseException:
+            self._mark_unsettled(claim)
+            raise
         claim.confirm_at = self._clock() + CONFIRM_S
         self._reporter.report_bound(pod, claim.node, claim.placed)
+
+    def _mark_unsettled(self, claim: Claim) -> None:
+        claim.is_unsettled, claim.settle_at = True, self._clock() + self._late_s
 
     def _find_pod(self, args: BindingArgs) -> SchedulerPod:
         pod = self._state.pod(args.pod_uid)
@@ -156,14 +167,16 @@ class Binder:
         model, card_mib = self._placed_model(claim.node, claim.placed)
         wanted = charge_for(model, PodDemand(pod.request, self._scheme.unit_mib), card_mib)
         held = snapshot.charge(pod.key) if snapshot else None
-        if snapshot is not None and snapshot.is_open and held is not None and is_covered(snapshot.usage, held, wanted):
+        # A cached charge that is being moved may have been reverted since: then the ledger itself has to be asked.
+        is_certain = snapshot is not None and snapshot.is_open and held is not None and held.moved_from is None
+        if is_certain and snapshot is not None and held is not None and is_covered(snapshot.usage, held, wanted):
             return
         change = partial(extend_charge, pod=pod.key, charge=wanted, cluster_mode=self._cluster_mode)
         result = self._ledger_writer.apply(namespace, change, max(0.0, deadline - self._clock()))
         if result.reasons:
             self._extender.refuse_model(pod, model)
             raise BindFailed(self._reporter.report_charge_refused(pod, claim.node, result))
-        claim.is_charge_extended = True
+        claim.extended = wanted
 
     def _placed_model(self, node: str, placed: PlacedSlices) -> tuple[str, int]:
         """Return the model of a placement's GPUs, and the memory of the largest of them."""
@@ -178,10 +191,10 @@ class Binder:
         annotations = {self._scheme.names.placement: encode_placement(claim.placed)}
         metadata, failures = pod.metadata, 0
         while True:
-            cluster = self._cluster.with_timeout(max(0.1, min(CALL_TIMEOUT_S, deadline - self._clock())))
+            self._check_may_bind(deadline, is_first=not failures)
+            cluster = self._cluster.with_timeout(min(CALL_TIMEOUT_S, deadline - self._clock()))
             try:
-                with self._slots:
-                    cluster.bind(metadata.name, metadata.namespace, claim.node, uid=pod.uid, annotations=annotations)
+                cluster.bind(metadata.name, metadata.namespace, claim.node, uid=pod.uid, annotations=annotations)
             except Conflict as error:
                 if self._is_bound(pod, claim.node):
                     return
@@ -195,6 +208,17 @@ class Binder:
                     raise OutcomeUnknown(str(error)) from None
             else:
                 return
+            finally:
+                self._slots.release()
+
+    def _check_may_bind(self, deadline: float, *, is_first: bool) -> None:
+        """Take a slot for a call, unless it is too late, or another replica leads by now."""
+        failure: type[Exception] = BindFailed if is_first else OutcomeUnknown
+        if not self._slots.acquire(timeout=max(0.0, deadline - self._clock())):
+            raise failure("too many bindings at once")
+        if self._clock() + MIN_CALL_S > deadline or not self._is_active():
+            self._slots.release()
+            raise failure("the time for the binding is over" if self._is_active() else "another replica leads")
 
     def _is_bound(self, pod: SchedulerPod, node: str) -> bool:
         """Whether the pod is bound to this node; raises OutcomeUnknown if the API server does not answer."""
@@ -212,36 +236,34 @@ class Binder:
         return read if read.metadata.uid == pod.uid else None
 
     def _give_up(self, claim: Claim) -> None:
-        """Release the claim, and give back what was added to the charge of a pod that was not bound."""
-        pod, namespace = claim.pod, claim.pod.metadata.namespace
+        """Give back what was added to the charge of a pod that was not bound, and then release the claim."""
+        pod = claim.pod
+        if claim.extended is not None:
+            change = partial(revert_charge, pod=pod.key, charge=claim.extended)
+            try:
+                # Waited for: the next binding of this pod must find what it is charged.
+                self._ledger_writer.apply(pod.metadata.namespace, change, REVERT_TIMEOUT_S)
+            except Unavailable as error:
+                self._log.warning("charge_not_reverted", pod=pod.title, error=str(error))
         self._state.release_claim(pod.uid)
-        if not claim.is_charge_extended:
-            return
-
-        def log_failure(result: ChargeResult | Exception) -> None:
-            if isinstance(result, Exception):
-                self._log.warning("charge_not_reverted", pod=pod.title, error=str(result))
-
-        try:
-            self._ledger_writer.submit(namespace, partial(revert_charge, pod=pod.key), REVERT_TIMEOUT_S, log_failure)
-        except Unavailable as error:
-            log_failure(error)
 
     def settle(self) -> None:
         """Read the pods whose binding has an unknown outcome, and end their claims accordingly."""
         for claim in self._state.claims():
             if claim.confirm_at is not None and claim.confirm_at <= self._clock():
                 claim.is_unsettled = True
-            if not claim.is_unsettled:
-                continue
-            try:
-                read = self._read(claim.pod)
-            except OutcomeUnknown as error:
-                self._log.warning("binding_unsettled", pod=claim.pod.title, error=str(error))
-                continue
-            if read is not None and read.spec.node_name == claim.node:
-                bound = scheduler_pod_of(read, self._scheme)
-                if bound is not None:
-                    self._state.handle_pod(None, bound)
-            else:
-                self._give_up(claim)
+            if claim.is_unsettled:
+                self._settle(claim)
+
+    def _settle(self, claim: Claim) -> None:
+        try:
+            read = self._read(claim.pod)
+        except OutcomeUnknown as error:
+            self._log.warning("binding_unsettled", pod=claim.pod.title, error=str(error))
+            return
+        bound = scheduler_pod_of(read, self._scheme) if read is not None and read.spec.node_name else None
+        if bound is not None and bound.node == claim.node:
+            self._state.confirm_claim(claim, bound)
+        elif read is None or bound is not None or self._clock() >= claim.settle_at:
+            # While it is unbound, the Binding may still be under way.
+            self._give_up(claim)

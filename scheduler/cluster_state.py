@@ -19,6 +19,9 @@ from vcuda.inventory import unavailable_reason
 from vcuda.node_fit import BestFree, FitQuery, NodeFits, NodeFitter, allowed_gpus
 from vcuda.placement import PlacedSlices, peak_usage, place_pod
 from vcuda.pod_options import SpreadMembers
+from vcuda.quota_usage import Charge
+
+MAX_GONE = 10_000
 
 Usage = dict[str, GpuUsage]
 
@@ -27,7 +30,8 @@ class Claim(Struct):
     """The GPUs that were chosen for a pod which is not known to be bound yet.
 
     `expires_at` is None as soon as its binding is being written. After that, `confirm_at` is when the watch should have
-    shown the pod as bound, and `is_unsettled` means that only a read can tell whether it is.
+    shown the pod as bound, and `is_unsettled` means that only a read can tell whether it is; until `settle_at` the
+    Binding may still take effect.
     """
 
     pod: SchedulerPod
@@ -38,8 +42,9 @@ class Claim(Struct):
     expires_at: float | None = None
     confirm_at: float | None = None
     is_unsettled: bool = False
-    # Whether the ledger was written for this binding.
-    is_charge_extended: bool = False
+    settle_at: float = 0.0
+    # The charge that was added to the ledger for this binding.
+    extended: Charge | None = None
 
 
 class Holding(Struct, frozen=True):
@@ -62,9 +67,11 @@ class ClusterState:
         self._claims: dict[str, Claim] = {}
         self._holdings: dict[str, Holding] = {}
         self._by_node: dict[str, set[str]] = {}
-        self._members: dict[str, set[str]] = {}
+        self._members: dict[tuple[str, str], set[str]] = {}
         # Pods that are gone from the API while their node is lost: their containers may still run.
         self._orphans: dict[str, str] = {}
+        # Pods that ended a while ago, oldest first: kube-scheduler's watch may be behind ours.
+        self._gone: dict[str, None] = {}
         self._fitter = NodeFitter(self.table)
         self._numbers = itertools.count()
         self._card_sizes: dict[str, int] | None = None
@@ -85,9 +92,9 @@ class ClusterState:
                 return
             name, before = new.metadata.name, self._nodes.get(new.metadata.name)
             self._nodes[name] = new
+            if before is not None and before.lost and not new.lost:
+                self._release_orphans(name)
             if before is not None and (before.gpus, before.pool) == (new.gpus, new.pool):
-                if before.lost and not new.lost:
-                    self._release_orphans(name)
                 return
             self._card_sizes = None
             self.table.set_node(name, new.gpus, new.pool, unavailable_reason)
@@ -197,11 +204,14 @@ class ClusterState:
     def _forget_pod(self, pod: SchedulerPod) -> None:
         uid = pod.uid
         known = self._pods.pop(uid, pod)
+        self._gone[uid] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
         if known.owner:
-            members = self._members.get(known.owner, set())
+            members = self._members.get(known.workload, set())
             members.discard(uid)
             if not members:
-                self._members.pop(known.owner, None)
+                self._members.pop(known.workload, None)
         self.on_gone(uid)
         self._claims.pop(uid, None)
         holding = self._holdings.get(uid)
@@ -214,13 +224,18 @@ class ClusterState:
     def _remember(self, pod: SchedulerPod) -> None:
         self._pods[pod.uid] = pod
         if pod.owner:
-            self._members.setdefault(pod.owner, set()).add(pod.uid)
+            self._members.setdefault(pod.workload, set()).add(pod.uid)
 
     def _release_orphans(self, node: str) -> None:
         """Give back what vanished pods held of a node whose kubelet reports again, or which is gone."""
         for uid in [uid for uid, place in self._orphans.items() if place == node]:
             del self._orphans[uid]
             self._drop(uid)
+
+    def is_gone(self, uid: str) -> bool:
+        """Whether a pod is known to have ended, or to be deleted."""
+        with self.lock:
+            return uid in self._gone
 
     def pod(self, uid: str) -> SchedulerPod | None:
         with self.lock:
@@ -279,6 +294,12 @@ class ClusterState:
             if self._claims.pop(uid, None) is not None:
                 self._drop(uid)
 
+    def confirm_claim(self, claim: Claim, pod: SchedulerPod) -> None:
+        """Take over a pod that was read as bound, unless the watch has shown its end meanwhile."""
+        with self.lock:
+            if self._claims.get(pod.uid) is claim:
+                self.handle_pod(None, pod)
+
     def void_group(self, uid: str, group: str) -> None:
         """Give back what members of a group claimed after this one.
 
@@ -291,7 +312,10 @@ class ClusterState:
             later = [
                 each.pod.uid
                 for each in self._claims.values()
-                if each.group == group and each.number > own.number and each.expires_at is not None
+                if each.group == group
+                and each.pod.metadata.namespace == own.pod.metadata.namespace
+                and each.number > own.number
+                and each.expires_at is not None
             ]
             for each in later:
                 self.release_claim(each)
@@ -312,8 +336,8 @@ class ClusterState:
             if spread is None or not pod.owner:
                 return {}
             excluded: dict[str, tuple[str, ...] | None] = {}
-            for uid in self._members.get(pod.owner, set()) | {
-                each.pod.uid for each in self._claims.values() if each.pod.owner == pod.owner
+            for uid in self._members.get(pod.workload, set()) | {
+                each.pod.uid for each in self._claims.values() if each.pod.workload == pod.workload
             }:
                 holding = self._holdings.get(uid)
                 if uid == pod.uid or holding is None:

@@ -65,7 +65,9 @@ class Extender:
         spec = args.pod.spec
         self._check_unbound(pod)
         self._state.void_group(pod.uid, spec.group)
-        self._waiting.note_asked(pod.uid, lambda node: node in names)
+        # About a nominated node kube-scheduler asks alone, before it asks about all others.
+        if len(names) > 1:
+            self._waiting.note_asked(pod.uid, names.__contains__)
         self._state.release_claim(pod.uid)
         is_repeated = self._waiting.get(pod.uid) is not None and len(self._waiting) <= MAX_CAUGHT_UP
         result, events = self._filter(pod, spec, names)
@@ -116,6 +118,8 @@ class Extender:
 
     def _check_unbound(self, pod: SchedulerPod) -> None:
         """Raise Unavailable if the pod cannot be filtered now: kube-scheduler then tries again later."""
+        if self._state.is_gone(pod.uid):
+            raise Unavailable(f"pod {pod.title} has ended or was deleted")
         known, claim = self._state.pod(pod.uid), self._state.claim(pod.uid)
         if known is not None and known.node:
             raise Unavailable(f"pod {pod.title} is already bound to node {known.node}")
@@ -132,7 +136,7 @@ class Extender:
         if not refused:
             return grant
         if version != self._ledgers.version(namespace):
-            del self._refused[pod.uid]
+            self._refused.pop(pod.uid, None)
             return grant
         models = grant.models if grant.models is not None else frozenset(cards)
         return Grant(grant.is_charged, models - refused, grant.pools, grant.refusals)

@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from cluster.informer import Informer
+from cluster.backoff import Backoff
+from cluster.informer import Informer, InformerTimings
 from cluster.interface import Cluster, Selector
 from cluster.objects import LEASES, Lease
 
 # kube-scheduler's identity is the host name, an underscore and a random part.
 SEPARATOR = "_"
 DEFAULT_DURATION_S = 15.0
+# A leader renews its Lease every two seconds: a watch that is silent for longer than this is dead.
+LEASE_TIMINGS = InformerTimings(watch_s=60.0, idle_timeout_s=6.0, backoff=Backoff(first_s=0.2, max_s=2.0))
 
 
 class LeaseObserver:
@@ -23,7 +26,9 @@ class LeaseObserver:
         self, cluster: Cluster, name: str, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._identity, self._clock = identity, clock
-        self._informer = Informer(cluster, LEASES, namespace, Selector(fields=f"metadata.name={name}"))
+        self._informer = Informer(
+            cluster, LEASES, namespace, Selector(fields=f"metadata.name={name}"), timings=LEASE_TIMINGS
+        )
         self._informer.on_change(self._handle)
         # Guards the two fields below, which belong together.
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ from vcuda.request import PodRequest
 # A ledger is written before its pod is created, but the two arrive by different watches. A pod that is filtered before
 # its ledger has arrived would have to be requeued, which takes longer than this wait.
 CHARGE_WAIT_S = 0.1
-# After a wait in vain, pods of the namespace are not waited for: others must not be held up again and again.
+# After a wait in vain, no pod is waited for: others must not be held up again and again.
 NO_WAIT_S = 10.0
 
 
@@ -55,7 +55,7 @@ class LedgerCache:
         self._changed = threading.Condition()
         self._generation = 0
         self._snapshots: dict[str, tuple[str, LedgerSnapshot | None]] = {}
-        self._no_wait_until: dict[str, float] = {}
+        self._no_wait_until = 0.0
         self.on_change: Callable[[str], None] = lambda _: None
         self._log = structlog.get_logger()
 
@@ -111,10 +111,10 @@ class LedgerCache:
                 return charge
             with self._changed:
                 now = self._clock()
-                if now < self._no_wait_until.get(namespace, 0.0):
+                if now < self._no_wait_until:
                     return None
                 if now >= deadline:
-                    self._no_wait_until[namespace] = now + NO_WAIT_S
+                    self._no_wait_until = now + NO_WAIT_S
                     return None
                 if generation == self._generation:
                     self._changed.wait(deadline - now)

@@ -29,6 +29,10 @@ class PodEvents:
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="pod-events", daemon=True)
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def start(self) -> "PodEvents":
         self._thread.start()
         return self

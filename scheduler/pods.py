@@ -48,6 +48,11 @@ class SchedulerPod(Object, frozen=True, kw_only=True):
         return self.metadata.uid
 
     @property
+    def workload(self) -> tuple[str, str]:
+        """The workload that the pod is a member of: its namespace and UID, as a tenant could write any UID."""
+        return self.metadata.namespace, self.owner
+
+    @property
     def title(self) -> str:
         return f"{self.metadata.namespace}/{self.metadata.name}"
 

@@ -8,7 +8,7 @@ it was admitted with. Charges are only extended here; the controller lowers them
 from msgspec.structs import replace
 
 from vcuda.amounts import Amounts
-from vcuda.decision import Reason
+from vcuda.decision import Code, Reason
 from vcuda.ledger import MAX_BYTES, ChargeResult, Ledger, LedgerState, PodKey, ledger_not_open
 from vcuda.namespace_policy import Mode
 from vcuda.quota_refusals import ledger_full, model_not_granted, quota_exceeded
@@ -49,19 +49,30 @@ def extend_charge(ledger: Ledger, pod: PodKey, charge: Charge, cluster_mode: Mod
         return ChargeResult(held)
     if held is None and ledger.size() > MAX_BYTES:
         return ChargeResult(reasons=(ledger_full(len(ledger)),))
+    if held is not None and held.moved_from is not None:
+        # Another replica is binding the pod to another node at this moment: what it holds for that must not be lost.
+        return ChargeResult(reasons=(charge_moving(held),))
     reasons = move_problems(ledger.usage, held, charge)
     if reasons and ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE:
         return ChargeResult(reasons=reasons)
-    # A pod that is moved again before its controller saw it bound keeps what it was admitted with.
-    former = (held.moved_from or held) if held else None
-    ledger.put(pod, replace(charge, moved_from=former), None)
+    ledger.put(pod, replace(charge, moved_from=held), None)
     return ChargeResult(charge, audited=reasons)
 
 
-def revert_charge(ledger: Ledger, pod: PodKey) -> ChargeResult:
-    """Give a pod whose binding failed the charge it had before; does nothing if its charge was not moved."""
+def revert_charge(ledger: Ledger, pod: PodKey, charge: Charge) -> ChargeResult:
+    """Give a pod whose binding failed the charge it had before it was moved to this one; else do nothing."""
     entry = ledger.entry(pod)
-    if entry is None or entry[0].moved_from is None:
+    if entry is None or entry[0].moved_from is None or replace(entry[0], moved_from=None) != charge:
         return ChargeResult(entry[0] if entry else None)
     ledger.put(pod, entry[0].moved_from, None)
     return ChargeResult(entry[0].moved_from)
+
+
+def charge_moving(held: Charge) -> Reason:
+    return Reason(
+        code=Code.LEDGER_NOT_OPEN,
+        field="metadata.uid",
+        value=held.model,
+        message="the pod is being bound to a node of another GPU model",
+        remedy="it is scheduled again when that is decided",
+    )

@@ -151,6 +151,7 @@ def test_an_outcome_that_stays_unknown_keeps_its_claim_until_a_read_settles_it(m
     """Meanwhile the pod is not filtered: it could be bound twice."""
     pod = mixed.add_pod("p")
     original_get = mixed.cluster.get
+    mixed.service.binder._late_s = 3.0
     mixed.filter(pod)
     fail_binding(mixed, *[Unavailable("timeout")] * 1000)
 
@@ -214,3 +215,51 @@ def test_what_a_node_chose_instead_is_followed(mixed: World) -> None:
     names = mixed.service.extender._scheme.names
     mixed.cluster.patch(PODS, "p", TEAM, {"metadata": {"annotations": {names.placement: encode_placement(moved)}}})
     eventually(lambda: list(mixed.service.state.holding(pod.metadata.uid).usage) == ["GPU-two-1"], "the new placement")  # type: ignore[union-attr]
+
+
+def test_a_binding_that_takes_effect_late_finds_its_gpus_still_claimed(mixed: World) -> None:
+    """A read right after a lost answer shows the pod unbound, while the request is still under way."""
+    pod, other = mixed.add_pod("p", container(cores=100, memory=1)), mixed.add_pod("q", container(cores=100, memory=1))
+    original = mixed.cluster.bind
+    mixed.filter(pod, ["t4"])
+    fail_binding(mixed, *[Unavailable("timeout")] * 1000)
+    assert mixed.bind(pod, "t4")
+    assert not mixed.filter(other, ["t4"])["NodeNames"]
+    placed = {"c0": [each for slices in mixed.service.state.claim(pod.metadata.uid).placed.values() for each in slices]}  # type: ignore[union-attr]
+    names = mixed.service.extender._scheme.names
+    original("p", TEAM, "t4", uid=pod.metadata.uid, annotations={names.placement: encode_placement(placed)})
+    eventually(lambda: mixed.service.state.claim(pod.metadata.uid) is None, "the binding in the watch")
+    assert not mixed.filter(other, ["t4"])["NodeNames"]
+
+
+def test_an_unexpected_error_leaves_no_claim_for_ever(mixed: World) -> None:
+    pod = mixed.add_pod("p")
+    mixed.filter(pod, ["v100"])
+    original = mixed.service.committer.apply
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("broken")
+
+    mixed.service.committer.apply = fail  # type: ignore[method-assign]
+    args = {"PodName": "p", "PodNamespace": TEAM, "PodUID": pod.metadata.uid, "Node": "v100"}
+    assert "broken" in mixed.call("bind", args, status=500)
+    mixed.service.committer.apply = original  # type: ignore[method-assign]
+    assert mixed.schedule(pod) in {"t4", "v100"}
+
+
+def test_a_replica_that_lost_the_lease_binds_no_more(mixed: World) -> None:
+    """It checks before each attempt."""
+    pod = mixed.add_pod("p")
+    mixed.filter(pod)
+    mixed.service.binder._is_active = lambda: False
+    assert "another replica leads" in mixed.bind(pod, "t4")
+    assert is_untouched(mixed, pod)
+
+
+def test_a_deleted_pod_is_not_filtered(mixed: World) -> None:
+    """kube-scheduler's watch may be behind ours: nothing would end its claim."""
+    pod = mixed.add_pod("p")
+    raw = mixed.raw(pod)
+    mixed.cluster.delete(PODS, "p", TEAM, grace_s=0)
+    eventually(lambda: mixed.service.state.pod(pod.metadata.uid) is None, "the deletion")
+    assert "was deleted" in mixed.call("filter", {"Pod": raw, "NodeNames": ["t4"]})["Error"]

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.vcuda.test_ledger import A100, T4, open_ledger, pod
 from vcuda.charge_moves import extend_charge, is_covered, move_problems, revert_charge
@@ -82,10 +83,11 @@ def test_a_failed_binding_gives_back_the_charge_that_the_pod_was_admitted_with()
     ledger, key = open_ledger("types: {A100: {cores: 100}, T4: {cores: 50}, V100: {cores: 50}}"), pod()
     ledger.put(key, A100, None)
     extend_charge(ledger, key, T4)
-    extend_charge(ledger, key, Charge("V100", 50, 0))
-    assert revert_charge(ledger, key).charge == A100
+    assert extend_charge(ledger, key, Charge("V100", 50, 0)).reasons, "it is being moved by another replica"
+    assert revert_charge(ledger, key, Charge("V100", 50, 0)).charge == replace(T4, moved_from=A100), "not ours"
+    assert revert_charge(ledger, key, T4).charge == A100
     assert ledger.entry(key) == (A100, None)
-    assert revert_charge(ledger, key).charge == A100
+    assert revert_charge(ledger, key, T4).charge == A100
 
 
 def test_a_pod_keeps_its_charge_in_a_namespace_that_exceeds_its_quota() -> None:
@@ -117,7 +119,7 @@ def test_moves_never_exceed_the_quota(moves: list[tuple[Charge, Charge, bool]]) 
         granted = not move_problems(ledger.usage, first, second)
         assert bool(extend_charge(ledger, key, second).reasons) is not granted
         if fails:
-            revert_charge(ledger, key)
+            revert_charge(ledger, key, second)
         assert not ledger.usage.hard.exceeded(ledger.usage.taken)
         assert decode_ledger(encode_ledger(ledger)).usage.taken == ledger.usage.taken
 
