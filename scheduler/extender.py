@@ -1,6 +1,6 @@
 """The decisions of the extender: which nodes fit a pod, in which order they are preferred, and which GPUs it claims."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -10,7 +10,7 @@ from scheduler.extender_api import ExtenderArgs, ExtenderPod, ExtenderPodSpec, F
 from scheduler.ledgers import Grant, LedgerCache
 from scheduler.pods import SchedulerPod, reduce_pod
 from scheduler.reporting import UNCHARGED, Reporter
-from scheduler.waiting_pods import WaitingPods
+from scheduler.waiting_pods import WaitingPod, WaitingPods
 from settings.configuration import SchedulerSettings
 from vcuda.decision import Unavailable
 from vcuda.fit_summary import count_problems, describe_fits
@@ -53,6 +53,8 @@ class Extender:
         self._scheme, self._settings = scheme, settings
         self._state, self._ledgers, self._waiting, self._reporter = state, ledgers, waiting, reporter
         self._rankings: dict[str, Ranking] = {}
+        # Called when a pod may fit although it was just refused.
+        self.on_missed_event: Callable[[], None] = lambda: None
         # Models that a ledger refused when a pod was about to be bound, with the version of that ledger.
         self._refused: dict[str, tuple[str, set[str]]] = {}
 
@@ -83,7 +85,7 @@ class Extender:
         events = self._waiting.events
         grant = self.grant(pod)
         if not grant.is_charged:
-            self._waiting.add(pod, events, UNCHARGED, is_blocked_by_ledger=True)
+            self._wait(WaitingPod(pod, events, UNCHARGED, reads_ledger=True))
             self._reporter.report_uncharged(pod)
             return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names}), events
         timeout_s = self._settings.volume_timeout_s if spec.waits_before_binding else self._settings.claim_timeout_s
@@ -182,9 +184,16 @@ class Extender:
     def _refuse(self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, grant: Grant, events: int) -> None:
         summary = describe_fits(query, fits, self._state.best_free(query), grant.refusals)
         problems = count_problems(fits)
-        is_blocked_by_ledger = NodeProblem.QUOTA in problems and not any(each.is_resolvable for each in problems)
-        self._waiting.add(pod, events, summary, is_blocked_by_ledger=is_blocked_by_ledger)
+        is_incomplete = NodeProblem.NOT_SEARCHED in problems
+        reads_ledger = NodeProblem.QUOTA in problems
+        self._wait(WaitingPod(pod, events, summary, reads_ledger=reads_ledger, is_incomplete=is_incomplete))
         self._reporter.report_refused(pod, summary, problems)
+
+    def _wait(self, waiting: WaitingPod) -> None:
+        self._waiting.add(waiting)
+        # What happened since the decision was not for this pod, as it did not wait yet.
+        if waiting.is_incomplete or self._waiting.events > waiting.filtered_at:
+            self.on_missed_event()
 
     def _remember(self, uid: str, ranking: Ranking) -> None:
         self._rankings.pop(uid, None)

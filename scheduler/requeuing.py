@@ -6,21 +6,22 @@ from datetime import UTC, datetime
 
 import structlog
 
-from cluster.errors import ApiError
+from cluster.errors import ApiError, Conflict, NotFound
 from cluster.interface import Cluster
 from cluster.objects import PODS
 from scheduler.cluster_state import ClusterState
 from scheduler.extender import Extender
 from scheduler.pods import SchedulerPod
-from scheduler.waiting_pods import WaitingPod, WaitingPods
+from scheduler.waiting_pods import Candidate, WaitingPods
 from vcuda.decision import Unavailable
 from vcuda.gpu_table import GpuTable
 from vcuda.names import Names
-from vcuda.node_fit import FitQuery, NodeFitter, allowed_gpus
+from vcuda.node_fit import FitQuery, NodeFitter, NodeProblem, allowed_gpus, class_key
 from vcuda.placement import InsufficientGpus, peak_usage, place_pod
 
 # kube-scheduler requeues most pods itself, within milliseconds of the event that made room. This long is left to it.
 DELAY_S = 0.2
+IDLE_S = 5.0
 CALL_TIMEOUT_S = 5.0
 # How many pods are tried in one pass; the rest follows in the next.
 MAX_TRIED = 500
@@ -65,21 +66,26 @@ class Requeuer:
 
     def note_room(self, node: str) -> None:
         self._waiting.note_room(node)
-        if len(self._waiting):
-            self._room.set()
+        self.wake()
 
     def note_ledger(self, namespace: str) -> None:
-        if self._waiting.note_ledger(namespace):
+        self._waiting.note_ledger(namespace)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for pods to requeue, if any wait."""
+        if len(self._waiting):
             self._room.set()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._room.wait()
+            # Also without an event: a requeued pod that kube-scheduler never asked about is found by time.
+            self._room.wait(IDLE_S)
             if self._stopping.wait(DELAY_S):
                 return
             self._room.clear()
             try:
-                if self._is_active():
+                if self._is_active() and len(self._waiting):
                     self.requeue_fitting()
             except Exception:  # the outermost frame of the thread: it has to continue
                 self._log.exception("requeue_failed")
@@ -87,53 +93,80 @@ class Requeuer:
     def requeue_fitting(self) -> int:
         """Requeue the waiting pods that fit now; returns how many."""
         events = self._waiting.events
-        candidates = self._waiting.candidates()
+        candidates = [self._search_on(each) for each in self._waiting.candidates()]
+        if not candidates:
+            return 0
         if len(candidates) > MAX_TRIED:
             self._room.set()
         count = 0
         for pod, node in self._choose(candidates[:MAX_TRIED]):
-            if self._waiting.note_requeued(pod.uid, node, events):
+            if not node:
+                self._waiting.note_tried(pod.uid, events)
+            elif self._waiting.note_requeued(pod.uid, node, events):
                 count += self._requeue(pod)
         return count
 
-    def _choose(self, candidates: list[tuple[WaitingPod, list[str] | None]]) -> list[tuple[SchedulerPod, str]]:
-        """Return the pods that fit together, each with its node."""
-        with self._state.lock:
-            requeued = self._waiting.requeued()
-            names = {each for _, nodes in candidates for each in nodes or ()} | {each.expected for each in requeued}
-            if any(nodes is None for _, nodes in candidates):
-                names = set(self._state.table.names())
-            trial = self._state.table.extract(names)
-        fitter = NodeFitter(trial)
+    def _search_on(self, candidate: Candidate) -> Candidate:
+        """Continue the search for a pod of which some nodes were not searched; else return it unchanged."""
+        waiting, _ = candidate
+        query = self._query(waiting.pod) if waiting.is_incomplete else None
+        if query is None:
+            return candidate
+        fits = self._state.fit(query, self._state.node_names())
+        nodes = fits.by_problem()
+        # The next pass goes on where this one stopped.
+        waiting.is_incomplete = NodeProblem.NOT_SEARCHED in nodes
+        if waiting.is_incomplete:
+            self._room.set()
+        if found := nodes.get(NodeProblem.NONE, []):
+            # Not an event, but as good as one: the pod does not know of it yet.
+            self._waiting.note_not_requeued(waiting.pod.uid)
+        return waiting, found
+
+    def _choose(self, candidates: list[Candidate]) -> list[tuple[SchedulerPod, str]]:
+        """Return the pods, each with a node on which it fits beside those before it; empty if there is none."""
+        queries = [(waiting.pod, nodes, self._query(waiting.pod)) for waiting, nodes in candidates]
+        requeued = [(each.pod, [each.expected], self._query(each.pod)) for each in self._waiting.requeued()]
         chosen: list[tuple[SchedulerPod, str]] = []
-        for waiting in requeued:
-            query = self._extender.query(waiting.pod, self._extender.grant(waiting.pod))
-            take_best(trial, fitter, [waiting.expected], query)
+        if all(query is None for _, _, query in queries):
+            return [(pod, "") for pod, _, _ in queries]
+        with self._state.lock:
+            trial = self._state.table.copy()
+        fitter = NodeFitter(trial)
+        everywhere = list(trial.names())
+        for _, expected, query in requeued:
+            if query is not None:
+                take_best(trial, fitter, expected, query)
         hopeless: set[tuple[object, ...]] = set()
-        for waiting, nodes in candidates:
-            pod = waiting.pod
-            grant = self._extender.grant(pod)
-            if not grant.is_charged:
-                continue
-            query = self._extender.query(pod, grant)
-            key = (query.request, query.options, query.granted, query.pools, pod.owner, tuple(nodes or ()))
-            # Room only shrinks during a pass: where one pod does not fit, an equal one does not either.
-            if key in hopeless:
-                continue
-            node = take_best(trial, fitter, sorted(names if nodes is None else nodes), query)
-            if node:
-                chosen.append((pod, node))
-            else:
-                hopeless.add(key)
+        for pod, nodes, query in queries:
+            node = ""
+            if query is not None:
+                key = (*class_key(query), pod.workload if query.excluded else "", tuple(nodes or ()))
+                # Room only shrinks during a pass: where one pod does not fit, an equal one does not either.
+                if key not in hopeless:
+                    node = take_best(trial, fitter, everywhere if nodes is None else nodes, query)
+                    hopeless |= set() if node else {key}
+            chosen.append((pod, node))
         return chosen
+
+    def _query(self, pod: SchedulerPod) -> FitQuery | None:
+        """Return what is asked for a pod; None if its quota allows nothing."""
+        grant = self._extender.grant(pod)
+        is_allowed = grant.is_charged and (grant.models is None or bool(grant.models))
+        return self._extender.query(pod, grant) if is_allowed else None
 
     def _requeue(self, pod: SchedulerPod) -> int:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         changes = {"metadata": {"uid": pod.uid, "annotations": {self._names.requeue: now}}}
         try:
             self._cluster.patch(PODS, pod.metadata.name, pod.metadata.namespace, changes)
+        except (NotFound, Conflict):
+            self._waiting.remove(pod.uid)
+            return 0
         except (ApiError, Unavailable) as error:
             self._log.warning("pod_not_requeued", pod=pod.title, error=str(error))
+            self._waiting.note_not_requeued(pod.uid)
+            self._room.set()
             return 0
         self.requeued += 1
         self.on_requeued()

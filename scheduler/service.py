@@ -143,6 +143,7 @@ class Service:
 
     def _wire(self) -> None:
         self.state.on_room = self.requeuer.note_room
+        self.extender.on_missed_event = self.requeuer.wake
         self.requeuer.on_requeued = self.metrics.requeued.inc
         self.state.on_gone = self._forget
         self.state.on_unschedulable = self._explain

@@ -8,7 +8,7 @@ is room now are requeued by a change of an annotation, which wakes exactly that 
 import threading
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from scheduler.pods import SchedulerPod
 
@@ -16,25 +16,39 @@ from scheduler.pods import SchedulerPod
 UNSUITABLE_S = 300.0
 # How long a requeued pod is expected to be filtered: its backoff may be 10 seconds.
 REQUEUED_S = 15.0
+MAX_DOUBLINGS = 6
 
 
 class WaitingPod(Struct):
-    """A pod that fits nowhere. `filtered_at` is the number of the last room event before it was filtered.
+    """A pod that fits nowhere. `filtered_at` is the number of the last event that was taken into account for it.
 
     `expected` is the node with room for it when it was requeued, and empty once it was filtered again. `unsuitable` are
-    nodes, each with the time until when, that kube-scheduler did not ask about although there was room.
+    nodes, each with the time until when, that kube-scheduler did not ask about although there was room; `futile` counts
+    how often that happened in a row.
     """
 
     pod: SchedulerPod
     filtered_at: int
     summary: str = ""
+    # Whether its quota refuses it, or some models: then a change of the ledger counts, too.
+    reads_ledger: bool = False
+    # Whether some nodes were not searched yet, because it has several containers.
+    is_incomplete: bool = False
     expected: str = ""
     requeued_at: float = 0.0
-    is_blocked_by_ledger: bool = False
-    unsuitable: dict[str, float] = {}
+    futile: int = 0
+    unsuitable: dict[str, float] = field(default_factory=dict)
 
     def may_use(self, node: str, now: float) -> bool:
         return self.unsuitable.get(node, 0.0) <= now
+
+    def is_due(self, now: float) -> bool:
+        """Whether it may be requeued: not while it is expected to be filtered, and ever later if that is futile."""
+        return not self.requeued_at or now >= self.requeued_at + REQUEUED_S * 2 ** min(self.futile, MAX_DOUBLINGS)
+
+
+# A waiting pod, and the nodes to try; None means all.
+Candidate = tuple[WaitingPod, list[str] | None]
 
 
 class WaitingPods:
@@ -42,10 +56,10 @@ class WaitingPods:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Guards the fields below, and is notified of room.
+        # Guards the fields below, and is notified of events.
         self._lock = threading.Condition()
         self._waiting: dict[str, WaitingPod] = {}
-        # Counts room events, and the last one of each node and each namespace's ledger.
+        # Events are counted: room on a node, or a change of a namespace's ledger. The last one of each, oldest first.
         self._events = 0
         self._nodes: dict[str, int] = {}
         self._namespaces: dict[str, int] = {}
@@ -53,58 +67,55 @@ class WaitingPods:
     def note_room(self, node: str) -> None:
         """Note that GPUs of a node may have become free."""
         with self._lock:
-            self._events += 1
-            if self._waiting:
-                self._nodes[node] = self._events
-            self._lock.notify_all()
+            self._note(self._nodes, node)
 
-    def note_ledger(self, namespace: str) -> bool:
-        """Note that a ledger changed; returns whether a pod waits for that."""
+    def note_ledger(self, namespace: str) -> None:
         with self._lock:
-            self._events += 1
-            is_waited_for = any(
-                each.is_blocked_by_ledger and each.pod.metadata.namespace == namespace
-                for each in self._waiting.values()
-            )
-            if is_waited_for:
-                self._namespaces[namespace] = self._events
-            return is_waited_for
+            self._note(self._namespaces, namespace)
+
+    def _note(self, last: dict[str, int], key: str) -> None:
+        self._events += 1
+        last.pop(key, None)
+        last[key] = self._events
+        self._lock.notify_all()
 
     @property
     def events(self) -> int:
         return self._events
 
     def await_room(self, since: int, timeout_s: float) -> bool:
-        """Wait for a room event after this one; returns whether there was one."""
+        """Wait for an event after this one; returns whether there was one."""
         with self._lock:
             return self._lock.wait_for(lambda: self._events > since, timeout_s)
 
-    def add(self, pod: SchedulerPod, filtered_at: int, summary: str, *, is_blocked_by_ledger: bool) -> None:
+    def add(self, waiting: WaitingPod) -> None:
         with self._lock:
-            before = self._waiting.get(pod.uid)
-            self._waiting[pod.uid] = WaitingPod(
-                pod,
-                filtered_at,
-                summary,
-                is_blocked_by_ledger=is_blocked_by_ledger,
-                unsuitable=before.unsuitable if before else {},
-            )
+            before = self._waiting.get(waiting.pod.uid)
+            if before is not None:
+                waiting.unsuitable = before.unsuitable
+                # It was filtered, so what it was requeued for was not futile, unless `note_asked` has said so.
+                waiting.futile, waiting.requeued_at = before.futile, before.requeued_at if before.futile else 0.0
+            self._waiting[waiting.pod.uid] = waiting
 
     def note_asked(self, uid: str, is_asked: Callable[[str], bool]) -> None:
         """Note which nodes kube-scheduler asks about for a pod that may have been requeued."""
         with self._lock:
             waiting = self._waiting.get(uid)
-            if waiting is not None and waiting.expected and not is_asked(waiting.expected):
-                waiting.unsuitable[waiting.expected] = self._clock() + UNSUITABLE_S
+            if waiting is not None and waiting.expected:
+                if is_asked(waiting.expected):
+                    waiting.futile = 0
+                else:
+                    self._note_futile(waiting)
                 waiting.expected = ""
 
-    def remove(self, uid: str) -> WaitingPod | None:
+    def _note_futile(self, waiting: WaitingPod) -> None:
+        waiting.unsuitable[waiting.expected] = self._clock() + UNSUITABLE_S
+        waiting.futile += 1
+        waiting.expected = ""
+
+    def remove(self, uid: str) -> None:
         with self._lock:
-            waiting = self._waiting.pop(uid, None)
-            if not self._waiting:
-                self._nodes.clear()
-                self._namespaces.clear()
-            return waiting
+            self._waiting.pop(uid, None)
 
     def get(self, uid: str) -> WaitingPod | None:
         with self._lock:
@@ -113,43 +124,59 @@ class WaitingPods:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def candidates(self) -> list[tuple[WaitingPod, list[str] | None]]:
+    def candidates(self) -> list[Candidate]:
         """Return the pods that may fit by now, in the order in which they are served, each with the nodes to try.
 
-        None means all nodes: its quota changed. Pods that were filtered since the room appeared are left out.
+        Pods that were filtered since the last event that concerns them are left out.
         """
         with self._lock:
             now = self._clock()
-            found: list[tuple[WaitingPod, list[str] | None]] = []
             for waiting in self._waiting.values():
-                namespace = waiting.pod.metadata.namespace
-                if waiting.is_blocked_by_ledger:
-                    if self._namespaces.get(namespace, 0) > waiting.filtered_at:
-                        found.append((waiting, None))
-                    continue
-                nodes = [
-                    node
-                    for node, event in self._nodes.items()
-                    if event > waiting.filtered_at and waiting.may_use(node, now)
-                ]
-                if nodes:
-                    found.append((waiting, nodes))
-            # Nodes whose room every pod has seen need not be tried again.
-            oldest = min((each.filtered_at for each in self._waiting.values()), default=self._events)
-            self._nodes = {node: event for node, event in self._nodes.items() if event > oldest}
-        return sorted(found, key=lambda each: each[0].pod.queue_position)
+                # kube-scheduler has not asked at all: its own filters exclude every node.
+                if waiting.expected and now >= waiting.requeued_at + REQUEUED_S:
+                    self._note_futile(waiting)
+            found = [(waiting, self._nodes_to_try(waiting, now)) for waiting in self._waiting.values()]
+        due = [each for each in found if each[1] is None or each[1]]
+        return sorted(due, key=lambda each: each[0].pod.queue_position)
+
+    def _nodes_to_try(self, waiting: WaitingPod, now: float) -> list[str] | None:
+        if waiting.expected or not waiting.is_due(now):
+            return []
+        namespace = waiting.pod.metadata.namespace
+        if waiting.is_incomplete or (waiting.reads_ledger and self._namespaces.get(namespace, 0) > waiting.filtered_at):
+            return None
+        nodes = []
+        for node, event in reversed(self._nodes.items()):
+            if event <= waiting.filtered_at:
+                break
+            if waiting.may_use(node, now):
+                nodes.append(node)
+        return nodes
+
+    def note_tried(self, uid: str, events: int) -> None:
+        """Note that a pod was tried on everything that happened up to an event, and does not fit."""
+        with self._lock:
+            waiting = self._waiting.get(uid)
+            if waiting is not None:
+                waiting.filtered_at = max(waiting.filtered_at, events)
 
     def note_requeued(self, uid: str, node: str, events: int) -> bool:
         """Note that a pod is about to be requeued for a node; False if it was filtered meanwhile, or waits no more."""
         with self._lock:
             waiting = self._waiting.get(uid)
-            if waiting is None or waiting.filtered_at >= events:
+            if waiting is None or (waiting.filtered_at >= events and not waiting.is_incomplete):
                 return False
             waiting.expected, waiting.requeued_at, waiting.filtered_at = node, self._clock(), events
             return True
 
+    def note_not_requeued(self, uid: str) -> None:
+        """Note that a pod is to be tried again, whatever happened before: it could not be requeued, say."""
+        with self._lock:
+            waiting = self._waiting.get(uid)
+            if waiting is not None:
+                waiting.expected, waiting.requeued_at, waiting.filtered_at = "", 0.0, -1
+
     def requeued(self) -> list[WaitingPod]:
         """Return the pods that were requeued and not filtered since: the room that was found for them is theirs."""
         with self._lock:
-            oldest = self._clock() - REQUEUED_S
-            return [each for each in self._waiting.values() if each.expected and each.requeued_at > oldest]
+            return [each for each in self._waiting.values() if each.expected]

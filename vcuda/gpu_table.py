@@ -6,7 +6,6 @@ because numpy then works on whole rows: `any` over the GPUs of 5,000 nodes takes
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 from msgspec import Struct
@@ -36,10 +35,6 @@ def as_array(names: Sequence[str]) -> Names:
     array = np.empty(len(names), np.object_)
     array[:] = names
     return array
-
-
-def reason_of(reasons: Mapping[str, str], gpu: Gpu) -> str:
-    return reasons[gpu.uuid]
 
 
 class TableView(Struct, frozen=True):
@@ -191,22 +186,12 @@ class GpuTable:
             free.append(GpuAvailability(gpu, free_cores + cores, free_mib + mib, reason))
         return free
 
-    def extract(self, names: Iterable[str]) -> "GpuTable":
-        """Return a table of its own with some of the nodes, for trying out placements."""
+    def copy(self) -> "GpuTable":
+        """Return a table of its own, for trying out placements; for 5,000 nodes it takes some milliseconds."""
         other = GpuTable()
-        for name in names:
-            column = self._columns.get(name)
-            if column is None:
-                continue
-            reasons = {gpu.uuid: why for gpu, why in zip(self._gpus[column], self._reasons[column], strict=True)}
-            pool = next(pool for pool, number in self._pools.items() if number == self._pool[column])
-            other.set_node(name, self._gpus[column], pool, partial(reason_of, reasons))
-            free = self.available_gpus(name)
-            usage = {
-                each.gpu.uuid: (CORES_PER_CARD - each.free_cores, each.gpu.memory_mib - each.free_memory_mib)
-                for each in free
-            }
-            other.take(name, usage)
+        for name, value in vars(self).items():
+            is_container = isinstance(value, (dict, list, np.ndarray))
+            setattr(other, name, value.copy() if is_container else value)
         return other
 
     def version(self, name: str) -> int:

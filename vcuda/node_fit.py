@@ -11,20 +11,23 @@ from functools import partial
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vcuda.gpu_availability import GpuAvailability
 from vcuda.gpu_table import SMALL_PART, STRENGTH, Amounts, Columns, Flags, GpuTable, Names, Numbers, TableView
 from vcuda.isolation import Isolation
 from vcuda.node_ranking import NODE_RANKINGS, NodeRanking
-from vcuda.placement import InsufficientGpus, may_use_model, place_pod, required_memory_mib
+from vcuda.placement import InsufficientGpus, SearchBudget, may_use_model, place_pod, required_memory_mib
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import NO_OPTIONS, PodOptions
-from vcuda.request import ContainerRequest, PodRequest
+from vcuda.request import ContainerRequest, PodRequest, Role
 from vcuda.vocabulary import CORES_PER_CARD, Share
 
-# How many nodes are searched for one pod with several containers; a search takes some 100 microseconds.
-MAX_SEARCHED = 50
-MAX_SEARCHES_KEPT = 100_000
+# Search steps for one pod with several containers, on all nodes together and on one: a step takes some 50 microseconds,
+# and all other pods wait meanwhile.
+MAX_STEPS, MAX_NODE_STEPS = 300, 200
+# Kinds of pods with several containers whose results are kept, for each node.
+MAX_SEARCHED_CLASSES = 32
 # Ties are broken by the order of names: for up to a million nodes.
 NAME_BITS = 20
 # Kinds of pods whose results are kept; with 20,000 nodes each takes 300 kB.
@@ -157,18 +160,23 @@ class NodeFitter:
     def __init__(self, table: GpuTable) -> None:
         self._table = table
         self._classes: dict[tuple[object, ...], ClassFits] = {}
-        self._searched: dict[tuple[object, ...], bool] = {}
+        self._searched: dict[tuple[object, ...], dict[str, SearchResult]] = {}
+        self._searches = 0
 
     def fit(self, names: Sequence[str], query: FitQuery) -> NodeFits:
         """Decide about all of these nodes; the result has them in an order of its own."""
         resolved, columns = self._table.resolve(names)
-        if SMALL_PART * len(columns) > len(self._table):
-            fits = self._fit_all(query, columns, resolved)
-        else:
-            fits = self._fit_few(query, columns, resolved)
+        fits = self._fit(query, columns, resolved)
         if needs_search(query):
-            self._search(query, fits)
+            merged = merge_containers(query)
+            is_sure = self._fit(merged, columns, resolved).problems == NodeProblem.NONE if merged else None
+            self._search(query, fits, is_sure)
         return fits
+
+    def _fit(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
+        if SMALL_PART * len(columns) > len(self._table):
+            return self._fit_all(query, columns, names)
+        return self._fit_few(query, columns, names)
 
     def _fit_few(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
         known = columns >= 0
@@ -207,39 +215,81 @@ class NodeFitter:
     def best_free(self, query: FitQuery) -> BestFree:
         return ViewFit(self._table, self._table.view(), query).best_free()
 
-    def _search(self, query: FitQuery, fits: NodeFits) -> None:
-        """Search the nodes that may fit, the best first, and set the problems of those that do not."""
-        candidates = np.flatnonzero(fits.problems == NodeProblem.NONE)
-        searched = 0
-        for position in candidates[np.argsort(fits.keys[candidates], kind="stable")]:
-            name: str = fits.names[position]
-            key = (*class_key(query), name, self._table.version(name), tuple(query.excluded.get(name, ()) or ()))
-            result = self._searched.get(key)
-            if result is None:
-                searched += 1
-                if searched > MAX_SEARCHED:
-                    fits.problems[position] = NodeProblem.NOT_SEARCHED
-                    continue
-                result = self._is_placed(query, name)
-                if len(self._searched) >= MAX_SEARCHES_KEPT:
-                    self._searched.clear()
-                self._searched[key] = result
-            if not result:
-                fits.problems[position] = NodeProblem.COMBINATION
+    def _search(self, query: FitQuery, fits: NodeFits, is_sure: Flags | None) -> None:
+        """Search the nodes that may fit, and set the problems of those that do not, or were not searched.
 
-    def _is_placed(self, query: FitQuery, name: str) -> bool:
+        `is_sure` are those that fit without a search.
+        """
+        known = self._results_of(query)
+        may_fit = fits.problems == NodeProblem.NONE
+        candidates = np.flatnonzero(may_fit if is_sure is None else may_fit & ~is_sure).tolist()
+        # Those that were searched longest ago first: on a busy cluster nodes change faster than they are searched, and
+        # one that is free all the time must have its turn.
+        names = [str(fits.names[at]) for at in candidates]
+        numbers = [known[name].number if name in known else 0 for name in names]
+        left = MAX_STEPS
+        for _, _, at, name in sorted(zip(numbers, fits.keys[candidates].tolist(), candidates, names, strict=True)):
+            state = (self._table.version(name), query.excluded.get(name, ()))
+            result = known.get(name)
+            if result is None or result.state != state:
+                is_placed, left = self._try_node(query, name, left) if left > 0 else (None, 0)
+                if is_placed is None:
+                    fits.problems[at] = NodeProblem.NOT_SEARCHED
+                    continue
+                self._searches += 1
+                result = known[name] = SearchResult(state, is_placed, self._searches)
+            if not result.is_placed:
+                fits.problems[at] = NodeProblem.COMBINATION
+
+    def _results_of(self, query: FitQuery) -> dict[str, "SearchResult"]:
+        """Return the known results of equal pods, by node."""
+        key = class_key(query)
+        known = self._searched.pop(key, None) or {}
+        self._searched[key] = known
+        while len(self._searched) > MAX_SEARCHED_CLASSES:
+            del self._searched[next(iter(self._searched))]
+        return known
+
+    def _try_node(self, query: FitQuery, name: str, left: int) -> tuple[bool | None, int]:
+        """Return whether a pod can be placed on a node, None if that is not known, and the steps that are left."""
         gpus = allowed_gpus(query, name, self._table.available_gpus(name))
+        budget = SearchBudget(min(left, MAX_NODE_STEPS))
+        unit_mib, options, strategy = query.unit_mib, query.options, query.strategy
+        is_placed: bool | None = True
         try:
-            place_pod(query.request, gpus, unit_mib=query.unit_mib, options=query.options, strategy=query.strategy)
+            place_pod(query.request, gpus, unit_mib=unit_mib, options=options, strategy=strategy, budget=budget)
         except InsufficientGpus:
-            return False
-        return True
+            is_cut_short = budget.left < 0 and left < MAX_NODE_STEPS
+            is_placed = None if is_cut_short else False
+        return is_placed, left - (min(left, MAX_NODE_STEPS) - max(0, budget.left)) - 1
+
+
+class SearchResult(Struct, frozen=True):
+    """Whether a pod could be placed on a node in a state; `number` counts searches."""
+
+    state: tuple[int, object]
+    is_placed: bool
+    number: int
 
 
 def class_key(query: FitQuery) -> tuple[object, ...]:
     """Return what equal pods have in common; the names of their containers may differ."""
     shape = tuple((each.role, each.share) for each in query.request.containers)
     return shape, query.options, query.granted, query.pools, query.strategy
+
+
+def merge_containers(query: FitQuery) -> FitQuery | None:
+    """Return a query for a pod with one container that takes as much as all together; None if that is no fraction.
+
+    Where it fits, all of them fit on the same GPU, so that most pods with several containers need no search.
+    """
+    shares = [each.share for each in query.request.containers]
+    cores, follows = sum(share.cores for share in shares), {share.memory_follows_cores for share in shares}
+    if cores >= CORES_PER_CARD or len(follows) > 1:
+        return None
+    merged = Share(cores, sum(share.memory_units for share in shares), memory_follows_cores=follows == {True})
+    first = query.request.containers[0]
+    return replace(query, request=PodRequest((ContainerRequest(first.name, Role.APP, merged, first.vocabulary),)))
 
 
 def needs_search(query: FitQuery) -> bool:

@@ -36,6 +36,7 @@ def place_pod(
     unit_mib: int,
     options: PodOptions = NO_OPTIONS,
     strategy: PlacementStrategy = PlacementStrategy.BINPACK,
+    budget: "SearchBudget | None" = None,
 ) -> PlacedSlices:
     """Choose GPUs for all containers of a pod. Raises InsufficientGpus if there is no placement, or none was found."""
     ranking = RANKINGS[strategy]
@@ -48,7 +49,7 @@ def place_pod(
             continue
         # The largest containers first, because they fit on the fewest GPUs. Equal ones keep the order of the pod.
         order = sorted(request.containers, key=trial.relative_size, reverse=True)
-        placed = PlacementSearch(trial, ranking).run(order)
+        placed = PlacementSearch(trial, ranking, budget).run(order)
         if placed is not None:
             return {each.name: trial.slices(each, placed[each.name]) for each in request.containers}
     raise InsufficientGpus(
@@ -229,20 +230,31 @@ class TrialPlacement:
         return max(0, after - before)
 
 
+class SearchBudget:
+    """How many steps a search may take."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def take_step(self) -> bool:
+        """Whether there is a step left."""
+        self.left -= 1
+        return self.left >= 0
+
+
 class PlacementSearch:
     """A depth-first search: adds one container after another to its best GPUs, and backtracks if one fits nowhere."""
 
-    def __init__(self, trial: TrialPlacement, ranking: Ranking) -> None:
-        self._trial, self._ranking, self._steps = trial, ranking, 0
+    def __init__(self, trial: TrialPlacement, ranking: Ranking, budget: SearchBudget | None = None) -> None:
+        self._trial, self._ranking, self._budget = trial, ranking, budget or SearchBudget(MAX_STEPS)
 
     def run(self, order: Sequence[ContainerRequest]) -> dict[str, tuple[str, ...]] | None:
-        """Return the UUIDs for each container; None if there is no placement, or none in `MAX_STEPS` steps."""
+        """Return the UUIDs for each container; None if there is no placement, or none within the budget."""
         if not order:
             return {}
         first, *rest = order
         for uuids in self._choices(first):
-            self._steps += 1
-            if self._steps > MAX_STEPS:
+            if not self._budget.take_step():
                 return None
             self._trial.add(first, uuids)
             placed = self.run(rest)

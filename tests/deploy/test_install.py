@@ -265,7 +265,7 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
             real.kubectl("delete", "namespace", SYSTEM, "--wait=false")
         else:
             second = ({"quotient-controller", "quotient-webhook"} - {first}).pop()
-            for name in (first, second):
+            for name in (first, second, SCHEDULER):
                 real.kubectl("delete", "deployment", name, "-n", SYSTEM)
                 time.sleep(2)
         eventually(lambda: not objects(real, "pods"), "the pods to be deleted", 60)

@@ -7,6 +7,7 @@ import pytest
 from cluster.objects import NODES, PODS, Pod
 from tests.scheduler.world import ADMITTED, NAMES, TEAM, World, container, gpu
 from tests.waiting import eventually
+from vcuda.decision import Unavailable
 from vcuda.quota import parse_quota
 
 WHOLE = container(cores=100, memory=1)
@@ -79,7 +80,8 @@ def test_a_node_that_kube_scheduler_does_not_ask_about_is_left_out(full: World) 
     pod = refuse(full, "p")
     full.end(full.cluster.get(PODS, "on-a", TEAM))
     eventually(lambda: full.service.requeuer.requeued == 1, "the first time")
-    assert not full.filter(pod, ["b"])["NodeNames"]
+    full.add_node("c", [])
+    assert not full.filter(pod, ["b", "c"])["NodeNames"]
     again = full.add_pod("again", WHOLE)
     full.schedule(again, ["a"])
     full.end(again)
@@ -132,3 +134,78 @@ def test_hopeless_pods_cost_no_writes(full: World) -> None:
     full.add_node("c", 1)
     assert full.service.requeuer.requeue_fitting() == 0
     eventually(lambda: all(len(full.events(pod)) == 1 for pod in pods), "one event for each")
+
+
+def test_a_pod_that_kube_scheduler_never_asks_about_is_requeued_ever_less_often(full: World) -> None:
+    """Its own filters exclude every node, so that the extender is not called at all."""
+    pod = refuse(full, "p")
+    now = [1000.0]
+    full.service.waiting._clock = lambda: now[0]
+    count = 0
+    for number in range(12):
+        other = full.add_pod(f"other{number}", container(cores=1))
+        full.service.state.handle_pod(None, None)
+        full.service.requeuer.note_room("a")
+        full.service.state.table.set_node("a", [gpu("a", number)])
+        count += full.service.requeuer.requeue_fitting()
+        now[0] += 20.0
+        full.cluster.delete(PODS, other.metadata.name, TEAM, grace_s=0)
+    assert full.service.waiting.get(pod.metadata.uid) is not None
+    assert 1 <= count <= 2
+
+
+def test_a_raised_quota_wakes_a_pod_whose_other_nodes_are_full() -> None:
+    """It waits for both: room on nodes of one model, and quota for another."""
+    world = World(quota="types: {T4: {cores: 100}, V100: {cores: 10}}").start()
+    try:
+        world.add_node("t4", 1)
+        world.add_node("v100", 1, "V100")
+        world.schedule(world.add_pod("first", WHOLE), ["t4"])
+        pod = world.add_pod("p")
+        assert not world.filter(pod)["NodeNames"]
+        stored = world.store.read(TEAM)
+        assert stored is not None
+        ledger = stored.ledger.copy()
+        ledger.set_quotas([parse_quota("types: {T4: {cores: 100}, V100: {cores: 100}}", "team/q")], 2)
+        world.store.write(stored, ledger)
+        eventually(lambda: is_requeued(world, pod), "the requeued pod")
+    finally:
+        world.stop()
+
+
+def test_a_requeue_that_fails_is_repeated(full: World) -> None:
+    pod = refuse(full, "p")
+    original, failures = full.cluster.patch, [1, 2]
+
+    def patch(*args: Any, **kwargs: Any) -> Any:
+        if args[0] is PODS and "status" not in args[3] and failures:
+            failures.pop()
+            raise Unavailable("timeout")
+        return original(*args, **kwargs)
+
+    full.cluster.patch = patch  # type: ignore[method-assign]
+    full.end(full.cluster.get(PODS, "on-a", TEAM))
+    eventually(lambda: is_requeued(full, pod), "the requeued pod")
+    assert not failures
+
+
+def test_more_pods_wait_than_are_tried_at_once(full: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.requeuing.MAX_TRIED", 2)
+    hopeless = [refuse(full, f"h{number}", priority=9, annotations={NAMES.use_models: "V100"}) for number in range(5)]
+    pod = refuse(full, "p")
+    full.end(full.cluster.get(PODS, "on-a", TEAM))
+    eventually(lambda: is_requeued(full, pod), "the requeued pod")
+    assert not any(is_requeued(full, each) for each in hopeless)
+
+
+def test_the_search_for_a_pod_with_several_containers_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only some nodes are searched at a time; the pod is requeued when one is found."""
+    monkeypatch.setattr("vcuda.node_fit.MAX_STEPS", 3)
+    for number in range(12):
+        world.add_node(f"n{number:02}", 1)
+    world.add_node("zz", 2)
+    pod = world.add_pod("p", container("a", 60), container("b", 60))
+    assert not world.filter(pod)["NodeNames"]
+    eventually(lambda: is_requeued(world, pod), "the requeued pod")
+    monkeypatch.undo()
+    assert world.schedule(pod) == "zz"

@@ -13,7 +13,7 @@ from vcuda.gpu_table import GpuTable
 from vcuda.inventory import Gpu
 from vcuda.isolation import Isolation
 from vcuda.node_fit import (
-    MAX_SEARCHED,
+    MAX_STEPS,
     TEXTS,
     BestFree,
     FitQuery,
@@ -23,7 +23,7 @@ from vcuda.node_fit import (
     allowed_gpus,
     fit_nodes,
 )
-from vcuda.placement import InsufficientGpus, place_pod
+from vcuda.placement import InsufficientGpus, SearchBudget, place_pod
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import PodOptions
 from vcuda.request import ContainerRequest, PodRequest
@@ -292,16 +292,47 @@ def test_the_table_grows_with_nodes_and_gpus_and_reuses_rows() -> None:
     assert len(table) == 300
 
 
-def test_a_pod_with_many_containers_is_searched_on_a_bounded_number_of_nodes() -> None:
-    """A second call goes on where the first one stopped."""
-    count = MAX_SEARCHED + 10
-    table = table_of({f"n{number:04}": [card(f"n{number:04}")] for number in range(count)})
+def test_a_pod_with_several_containers_is_searched_on_all_nodes_in_the_end() -> None:
+    """A few at a time: all other pods wait meanwhile."""
+    table = table_of({f"n{number:04}": [card(f"n{number:04}")] for number in range(1000)})
     query, fitter = FitQuery(pod(app("a", 60), app("b", 60)), UNIT_MIB), NodeFitter(table)
     names = sorted(table.names())
-    first = fitter.fit(names, query)
-    assert sum(first.problems == NodeProblem.NOT_SEARCHED) == 10
-    second = fitter.fit(names, query)
-    assert set(second.problems) == {NodeProblem.COMBINATION}
+    counts = [int(sum(fitter.fit(names, query).problems == NodeProblem.NOT_SEARCHED)) for _ in range(10)]
+    assert counts[0] > 500
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 0
+
+
+def test_a_node_that_is_free_all_the_time_is_searched_although_others_change_faster() -> None:
+    table = table_of({f"n{number:04}": [card(f"n{number:04}")] for number in range(400)})
+    table.set_node("zz", [card("zz"), card("zz", 1)])
+    query, fitter = FitQuery(pod(app("a", 60), app("b", 60)), UNIT_MIB), NodeFitter(table)
+    names = sorted(table.names())
+    for number in range(20):
+        for name in names[:-1]:
+            table.take(name, {f"GPU-{name}-0": (1 if number % 2 else -1, 0)})
+        if (fitter.fit(names, query).problems == NodeProblem.NONE).any():
+            return
+    raise AssertionError("never found")
+
+
+@pytest.mark.parametrize("containers", [23, 60, 200])
+def test_a_pod_of_many_containers_costs_a_bounded_number_of_steps(
+    containers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packing is NP-hard, and a tenant chooses the containers."""
+    steps = [0]
+    original = SearchBudget.take_step
+
+    def count(self: SearchBudget) -> bool:
+        steps[0] += 1
+        return original(self)
+
+    monkeypatch.setattr(SearchBudget, "take_step", count)
+    nodes = {f"n{number}": [card(f"n{number}", index) for index in range(8)] for number in range(100)}
+    request = pod(*(app(f"c{number}", 34, 1) for number in range(containers)))
+    fit_nodes(table_of(nodes), sorted(nodes), FitQuery(request, UNIT_MIB))
+    assert steps[0] <= 2 * MAX_STEPS
 
 
 def test_what_is_free_at_best_is_counted_over_the_gpus_that_the_pod_may_use() -> None:
