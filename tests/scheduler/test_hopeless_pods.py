@@ -70,8 +70,8 @@ def run(nodes: int, hopeless: int, seconds: float, record_property: Callable[[st
     record_property("most_writes_for_a_pod", most)
     assert cycles > seconds / 10
     assert most <= MAX_WRITES
-    # The backoff begins with one second and doubles. Without it there are six filters a second for each pod. The goal is
-    # one filter for each full period.
+    # The backoff begins with one second and doubles. Without it there are six filters a second for each pod. The goal
+    # is one filter for each full period.
     assert filters / hopeless <= 4 * (refused_s + seconds) / MAX_BACKOFF_S
 
 
