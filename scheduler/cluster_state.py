@@ -256,9 +256,9 @@ class ClusterState:
         with self.lock:
             return self._fitter.fit(names, query)
 
-    def best_free(self, query: FitQuery) -> BestFree:
+    def best_free(self, query: FitQuery, names: Sequence[str]) -> BestFree:
         with self.lock:
-            return self._fitter.best_free(query)
+            return self._fitter.best_free(query, names)
 
     def available_gpus(self, node: str, uid: str) -> list[GpuAvailability]:
         """Return what is free of a node's GPUs for a pod: what it holds itself counts as free."""

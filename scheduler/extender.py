@@ -112,7 +112,7 @@ class Extender:
         query = self.query(pod, grant)
         fits = self._state.fit(query, self._state.node_names())
         if len(fits.names) and fits.problems.all():
-            summary = describe_fits(query, fits, self._state.best_free(query), grant.refusals)
+            summary = describe_fits(query, fits, self._state.best_free(query, fits.names.tolist()), grant.refusals)
             self._reporter.report_refused(pod, summary, count_problems(fits))
 
     def read_pod(self, pod: ExtenderPod) -> SchedulerPod | None:
@@ -182,7 +182,7 @@ class Extender:
         return None
 
     def _refuse(self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, grant: Grant, events: int) -> None:
-        summary = describe_fits(query, fits, self._state.best_free(query), grant.refusals)
+        summary = describe_fits(query, fits, self._state.best_free(query, fits.names.tolist()), grant.refusals)
         problems = count_problems(fits)
         is_incomplete = NodeProblem.NOT_SEARCHED in problems
         reads_ledger = NodeProblem.QUOTA in problems

@@ -212,8 +212,10 @@ class NodeFitter:
             del self._classes[next(iter(self._classes))]
         return found
 
-    def best_free(self, query: FitQuery) -> BestFree:
-        return ViewFit(self._table, self._table.view(), query).best_free()
+    def best_free(self, query: FitQuery, names: Sequence[str]) -> BestFree:
+        """Return what is free at best on these nodes."""
+        columns = self._table.columns_of(names)
+        return ViewFit(self._table, self._table.view(columns[columns >= 0]), query).best_free()
 
     def _search(self, query: FitQuery, fits: NodeFits, is_sure: Flags | None) -> None:
         """Search the nodes that may fit, and set the problems of those that do not, or were not searched.
@@ -400,8 +402,8 @@ class ViewFit:
         return ranking(view, self._allowed & has_cores & has_memory & (view.card_mib > 0), share)
 
     def best_free(self) -> BestFree:
-        cores, mib = ((free * self._allowed).max() for free in (self._view.free_cores, self._view.free_mib))
-        unused = (self._allowed & self._view.unused).sum(axis=0).max()
+        cores, mib = ((free * self._allowed).max(initial=0) for free in (self._view.free_cores, self._view.free_mib))
+        unused = (self._allowed & self._view.unused).sum(axis=0).max(initial=0)
         return BestFree(max(0, int(cores)), max(0, int(mib)), int(unused))
 
 

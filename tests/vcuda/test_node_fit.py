@@ -339,7 +339,7 @@ def test_what_is_free_at_best_is_counted_over_the_gpus_that_the_pod_may_use() ->
     table = table_of(
         {"a": [card("a"), card("a", 1, "V100")], "b": [card("b"), card("b", 1)]}, {"a": {"GPU-a-0": (30, 1024)}}
     )
-    best = NodeFitter(table).best_free(FitQuery(HALF, UNIT_MIB, PodOptions(models=("T4",))))
+    best = NodeFitter(table).best_free(FitQuery(HALF, UNIT_MIB, PodOptions(models=("T4",))), ["a", "b"])
     assert best == BestFree(cores=100, mib=15360, unused=2)
 
 
