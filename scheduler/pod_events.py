@@ -1,11 +1,9 @@
 """Events on pods that wait for GPUs, or could not be bound. A thread of its own writes them: no decision waits."""
 
-import queue
 import threading
 from collections.abc import Callable
 
-import structlog
-
+from cluster.background_queue import BackgroundQueue
 from cluster.events import WARNING, EventRecorder
 from scheduler.pods import SchedulerPod
 
@@ -14,7 +12,9 @@ MAX_REMEMBERED = 20_000
 # The numbers of a pod that waits change with every pod that ends. An event with other numbers is written this often,
 # and one with other problems of nodes after the shorter time; one with another reason at once.
 REPEAT_S, MIN_INTERVAL_S = 900.0, 300.0
-JOIN_TIMEOUT_S = 5.0
+
+# A pod, and the reason and message of an event about it.
+PodEvent = tuple[SchedulerPod, str, str]
 
 
 class PodEvents:
@@ -22,28 +22,10 @@ class PodEvents:
 
     def __init__(self, recorder: EventRecorder, clock: Callable[[], float]) -> None:
         self._recorder, self._clock = recorder, clock
-        self._queue: queue.Queue[tuple[SchedulerPod, str, str] | None] = queue.Queue(MAX_QUEUED)
+        self.queue: BackgroundQueue[PodEvent] = BackgroundQueue("pod-events", "event", self._write, MAX_QUEUED)
         # Guards `_written`: filter and bind run on several threads.
         self._lock = threading.Lock()
         self._written: dict[str, tuple[tuple[str, frozenset[str]], float]] = {}
-        self._log = structlog.get_logger()
-        self._thread = threading.Thread(target=self._run, name="pod-events", daemon=True)
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def start(self) -> "PodEvents":
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        try:
-            self._queue.put_nowait(None)
-        except queue.Full:
-            return
-        if self._thread.is_alive():
-            self._thread.join(JOIN_TIMEOUT_S)
 
     def record_waiting(self, pod: SchedulerPod, reason: str, message: str, problems: frozenset[str]) -> None:
         """Record why a pod waits, unless its last event says so or is too recent."""
@@ -60,19 +42,12 @@ class PodEvents:
         self.record(pod, reason, message)
 
     def record(self, pod: SchedulerPod, reason: str, message: str) -> None:
-        try:
-            self._queue.put_nowait((pod, reason, message))
-        except queue.Full:
-            self._log.warning("event_dropped", pod=pod.title)
+        self.queue.enqueue((pod, reason, message), pod=pod.title)
 
     def forget(self, uid: str) -> None:
         with self._lock:
             self._written.pop(uid, None)
 
-    def _run(self) -> None:
-        while (entry := self._queue.get()) is not None:
-            pod, reason, message = entry
-            try:
-                self._recorder.record(pod.reference(), reason, message, type_=WARNING)
-            except Exception:  # the outermost frame of the thread, which has to survive
-                self._log.exception("event_failed", pod=pod.title)
+    def _write(self, event: PodEvent) -> None:
+        pod, reason, message = event
+        self._recorder.record(pod.reference(), reason, message, type_=WARNING)

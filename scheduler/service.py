@@ -25,7 +25,7 @@ from ledger.ledger_store import LedgerStore
 from scheduler.binding import Binder, BindFailed
 from scheduler.cluster_state import ClusterState
 from scheduler.decisions import PATH, DecisionLog, list_decisions
-from scheduler.explaining import Explainer
+from scheduler.explaining import explanation_queue
 from scheduler.extender import Extender
 from scheduler.extender_api import (
     BindingResult,
@@ -103,7 +103,7 @@ class Service:
             extender=self.extender,
             is_active=self.is_active,
         )
-        self.explainer = Explainer(self.extender, self.is_active)
+        self.explanations = explanation_queue(self.extender, self.is_active)
         # The casts: an informer with `convert` caches other objects than the API server sends for its kind.
         self.pods: Informer[SchedulerPod] = Informer(
             cluster, cast("Kind[SchedulerPod]", PODS), convert=lambda pod: scheduler_pod_of(pod, scheme)
@@ -155,14 +155,14 @@ class Service:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.set_threshold(*GC_THRESHOLDS)
         self.probes.start()
-        self.events.start()
+        self.events.queue.start()
         self.committer.start()
         if self.lease is not None:
             self.lease.start()
         for informer in (self.nodes, self.ledgers.informer, self.pods):
             informer.start()
         self.requeuer.start()
-        self.explainer.start()
+        self.explanations.start()
         self._ticker.start()
         self.server.start()
         self._log.info("scheduler_started", port=self.server.port, ops_port=self.probes.port)
@@ -173,13 +173,13 @@ class Service:
         self.server.stop()
         self.binder.stop()
         self.requeuer.stop()
-        self.explainer.stop()
+        self.explanations.stop()
         if self.lease is not None:
             self.lease.stop()
         for informer in (self.pods, self.nodes, self.ledgers.informer):
             informer.stop()
         self.committer.stop()
-        self.events.stop()
+        self.events.queue.stop()
         self.probes.stop()
         if self._ticker.is_alive():
             self._ticker.join(5)
@@ -205,8 +205,8 @@ class Service:
             "the ledger committer": self.committer.alive,
             "the requeuer": self.requeuer.alive,
             "the lease observer": self.lease is None or self.lease.alive,
-            "the events": self.events.alive,
-            "the explainer": self.explainer.alive,
+            "the events": self.events.queue.alive,
+            "the explainer": self.explanations.alive,
             "the claim timer": self._ticker.is_alive(),
             "the extender": self.server.alive,
         }
@@ -222,7 +222,7 @@ class Service:
 
     def _explain(self, pod: SchedulerPod) -> None:
         if pod.scheduler == SCHEDULER:
-            self.explainer.enqueue(pod)
+            self.explanations.enqueue(pod, pod=pod.title)
 
     def _tick(self) -> None:
         while not self.ending.wait(TICK_S):
@@ -260,7 +260,7 @@ class Service:
     def _decide(self, handle: Callable[[bytes], bytes], body: bytes) -> tuple[Reply, str]:
         if not self.is_active():
             holder = self.lease.holder if self.lease else ""
-            text = f"not active: the Lease is held by {holder or 'nobody'}" if self.synced else "not synced yet"
+            text = f"not active: the Lease is held by {holder or 'no replica'}" if self.synced else "not synced yet"
             return Reply(503, f"{text}\n".encode(), TEXT), "inactive"
         try:
             return Reply(200, handle(body)), "answered"

@@ -3,15 +3,14 @@
 Best effort, on a thread of its own, so that no decision waits for the API server.
 """
 
-import queue
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-import structlog
 from msgspec import Struct
 
+from cluster.background_queue import BackgroundQueue
 from cluster.errors import ApiError
 from cluster.events import WARNING, EventRecorder
 from cluster.interface import Cluster
@@ -34,7 +33,6 @@ MAX_QUEUED = 256
 MIN_INTERVAL_S = 30.0
 MAX_REMEMBERED = 1024
 GET_TIMEOUT_S = 5
-JOIN_TIMEOUT_S = 5
 
 
 class RefusedPod(Struct, frozen=True):
@@ -48,27 +46,18 @@ class OwnerEventRecorder:
 
     def __init__(self, cluster: Cluster, recorder: EventRecorder, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._recorder, self._clock = cluster, recorder, clock
-        self._queue: queue.Queue[RefusedPod | None] = queue.Queue(MAX_QUEUED)
+        self._queue: BackgroundQueue[RefusedPod] = BackgroundQueue("owner-events", "event", self._write, MAX_QUEUED)
         # When an event for an owner and field was last enqueued, oldest first. Decisions end on several threads, so the
         # lock makes a check and its update one step.
         self._lock = threading.Lock()
         self._enqueued_at: OrderedDict[tuple[str, str], float] = OrderedDict()
-        self._log = structlog.get_logger()
-        self._thread = threading.Thread(target=self._run, name="owner-events", daemon=True)
 
     def start(self) -> "OwnerEventRecorder":
-        self._thread.start()
+        self._queue.start()
         return self
 
     def stop(self) -> None:
-        """Stop after the queued events; if the queue is full, the daemon thread ends with the process."""
-        # None ends the thread.
-        try:
-            self._queue.put_nowait(None)
-        except queue.Full:
-            return
-        if self._thread.is_alive():
-            self._thread.join(JOIN_TIMEOUT_S)
+        self._queue.stop()
 
     def enqueue(self, request: Request, outcome: AdmissionOutcome) -> None:
         """Enqueue an event if a controller's pod was refused for its quota. Never blocks; a full queue drops it."""
@@ -81,12 +70,8 @@ class OwnerEventRecorder:
         except BadRequest:
             return
         owner = next((each for each in owners if each.controller), None)
-        if owner is None or not self._is_due(owner, reasons[0]):
-            return
-        try:
-            self._queue.put_nowait(RefusedPod(request.namespace, owner, reasons[0]))
-        except queue.Full:
-            self._log.warning("event_dropped", owner=owner.name)
+        if owner is not None and self._is_due(owner, reasons[0]):
+            self._queue.enqueue(RefusedPod(request.namespace, owner, reasons[0]), owner=owner.name)
 
     def _is_due(self, owner: Owner, reason: Reason) -> bool:
         key, now = (owner.uid, reason.field), self._clock()
@@ -99,14 +84,10 @@ class OwnerEventRecorder:
                 self._enqueued_at.popitem(last=False)
         return True
 
-    def _run(self) -> None:
-        while (refused := self._queue.get()) is not None:
-            try:
-                target = self._event_target(refused)
-                message = f"a pod of this {target.kind} was refused: {refused.reason}"
-                self._recorder.record(target, refused.reason.code, message, type_=WARNING)
-            except Exception:  # the outermost frame of the thread, which has to survive
-                self._log.exception("event_failed", owner=refused.owner.name)
+    def _write(self, refused: RefusedPod) -> None:
+        target = self._event_target(refused)
+        message = f"a pod of this {target.kind} was refused: {refused.reason}"
+        self._recorder.record(target, refused.reason.code, message, type_=WARNING)
 
     def _event_target(self, refused: RefusedPod) -> ObjectReference:
         """Return the owner; for a ReplicaSet, the Deployment that owns it."""
