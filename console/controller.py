@@ -1,9 +1,8 @@
 """`quotient controller`: reconciles ledgers and quota status, and manages certificates."""
 
-import signal
-
 import click
 
+from console.running import run_until_signalled
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
 
@@ -24,6 +23,4 @@ def controller(loaded: Loaded) -> None:
         service = Service(configuration, connect(configuration.cluster.kubeconfig, configuration.cluster.context))
     except (Unavailable, OSError) as error:
         raise click.ClickException(str(error)) from None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.ending.set())
-    service.run()
+    run_until_signalled(service)

@@ -1,9 +1,8 @@
 """`quotient nodeplugin`: the device plugin of one node."""
 
-import signal
-
 import click
 
+from console.running import run_until_signalled
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
 
@@ -22,8 +21,6 @@ def nodeplugin(loaded: Loaded) -> None:
     configuration = loaded.configuration
     try:
         service = Service(configuration, connect(configuration.cluster.kubeconfig, configuration.cluster.context))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: service.ending.set())
-        service.run()
+        run_until_signalled(service)
     except (CannotServe, Unavailable, OSError) as error:
         raise click.ClickException(str(error)) from None

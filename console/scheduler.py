@@ -1,10 +1,9 @@
 """`quotient scheduler`: the extender of Quotient's kube-scheduler."""
 
-import signal
-
 import click
 
 from console.printing import as_yaml
+from console.running import run_until_signalled
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
 
@@ -35,6 +34,4 @@ def scheduler(loaded: Loaded, *, print_configuration: bool) -> None:
         service = Service(configuration, connect(configuration.cluster.kubeconfig, configuration.cluster.context))
     except (Unavailable, OSError) as error:
         raise click.ClickException(str(error)) from None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.ending.set())
-    service.run()
+    run_until_signalled(service)

@@ -137,10 +137,8 @@ class Binder:
         query = self._extender.query(pod, self._extender.grant(pod))
         with self._state.lock:
             before = self._state.claim(pod.uid)
-            if before is not None and before.is_unsettled:
-                raise Unavailable(f"pod {pod.title}: it is not known yet whether it was bound to node {before.node}")
-            if before is not None and before.expires_at is None:
-                raise Unavailable(f"pod {pod.title} is being bound to node {before.node}")
+            if before is not None:
+                before.check_not_binding()
             try:
                 placed = self._placement(pod, query, node, before)
             except InsufficientGpus as error:
@@ -166,10 +164,9 @@ class Binder:
             return
         model, card_mib = self._placed_model(claim.node, claim.placed)
         wanted = charge_for(model, PodDemand(pod.request, self._scheme.unit_mib), card_mib)
-        held = snapshot.charge(pod.key) if snapshot else None
+        held = snapshot.charge(pod.key) if snapshot and snapshot.is_open else None
         # A cached charge that is being moved may have been reverted since: then the ledger itself has to be asked.
-        is_certain = snapshot is not None and snapshot.is_open and held is not None and held.moved_from is None
-        if is_certain and snapshot is not None and held is not None and is_covered(snapshot.usage, held, wanted):
+        if snapshot and held and held.moved_from is None and is_covered(snapshot.usage, held, wanted):
             return
         change = partial(extend_charge, pod=pod.key, charge=wanted, cluster_mode=self._cluster_mode)
         result = self._ledger_writer.apply(namespace, change, max(0.0, deadline - self._clock()))

@@ -13,11 +13,13 @@ from msgspec import Struct
 
 from cluster.gpu_nodes import GpuNode
 from scheduler.pods import SchedulerPod, bound_usage
+from vcuda.decision import Unavailable
+from vcuda.fit_summary import Refusals, describe_fits
 from vcuda.gpu_availability import GpuAvailability, GpuUsage
 from vcuda.gpu_table import GpuTable
 from vcuda.inventory import unavailable_reason
-from vcuda.node_fit import BestFree, FitQuery, NodeFits, NodeFitter, allowed_gpus
-from vcuda.placement import PlacedSlices, peak_usage, place_pod
+from vcuda.node_fit import FitQuery, NodeFits, NodeFitter, place_on_node
+from vcuda.placement import PlacedSlices, peak_usage
 from vcuda.pod_options import SpreadMembers
 from vcuda.quota_usage import Charge
 
@@ -45,6 +47,13 @@ class Claim(Struct):
     settle_at: float = 0.0
     # The charge that was added to the ledger for this binding.
     extended: Charge | None = None
+
+    def check_not_binding(self) -> None:
+        """Raise Unavailable while the pod is being bound, or it is not known whether it was."""
+        if self.is_unsettled:
+            raise Unavailable(f"pod {self.pod.title}: it is not known yet whether it was bound to node {self.node}")
+        if self.expires_at is None:
+            raise Unavailable(f"pod {self.pod.title} is being bound to node {self.node}")
 
 
 class Holding(Struct, frozen=True):
@@ -256,9 +265,10 @@ class ClusterState:
         with self.lock:
             return self._fitter.fit(names, query)
 
-    def best_free(self, query: FitQuery, names: Sequence[str]) -> BestFree:
+    def summarize(self, query: FitQuery, fits: NodeFits, refusals: Refusals) -> str:
+        """Describe with numbers why a pod fits on no node. The caller has held the lock since `fit`."""
         with self.lock:
-            return self._fitter.best_free(query, names)
+            return describe_fits(query, fits, self._fitter.best_free(query, fits), refusals)
 
     def available_gpus(self, node: str, uid: str) -> list[GpuAvailability]:
         """Return what is free of a node's GPUs for a pod: what it holds itself counts as free."""
@@ -269,10 +279,7 @@ class ClusterState:
     def place(self, query: FitQuery, node: str, uid: str) -> PlacedSlices:
         """Choose GPUs of a node; raises InsufficientGpus."""
         with self.lock:
-            gpus = allowed_gpus(query, node, self.available_gpus(node, uid))
-            return place_pod(
-                query.request, gpus, unit_mib=query.unit_mib, options=query.options, strategy=query.strategy
-            )
+            return place_on_node(query, node, self.available_gpus(node, uid))
 
     def take_claim(
         self, pod: SchedulerPod, node: str, placed: PlacedSlices, *, timeout_s: float | None, group: str = ""
@@ -291,7 +298,7 @@ class ClusterState:
     def release_claim(self, uid: str) -> None:
         """Give back what a pod claimed; nothing if it is bound by now."""
         with self.lock:
-            if self._claims.pop(uid, None) is not None:
+            if uid in self._claims:
                 self._drop(uid)
 
     def confirm_claim(self, claim: Claim, pod: SchedulerPod) -> None:

@@ -13,9 +13,9 @@ from scheduler.reporting import UNCHARGED, Reporter
 from scheduler.waiting_pods import WaitingPod, WaitingPods
 from settings.configuration import SchedulerSettings
 from vcuda.decision import Unavailable
-from vcuda.fit_summary import count_problems, describe_fits
+from vcuda.fit_summary import Problems, count_problems
 from vcuda.gpu_table import Columns, Numbers
-from vcuda.node_fit import FitQuery, NodeFits, NodeProblem
+from vcuda.node_fit import FitQuery, NodeFits, NodeProblem, merged_shortage
 from vcuda.placement import InsufficientGpus
 from vcuda.scheme import Scheme
 
@@ -93,12 +93,13 @@ class Extender:
         with self._state.lock:
             fits = self._state.fit(query, names)
             order = self._claim_best(pod, query, fits, timeout_s, spec.group)
-        result = result_of(fits)
+            if order is None:
+                summary = self._state.summarize(query, fits, grant.refusals)
         if order is None:
-            self._refuse(pod, query, fits, grant, events)
-        else:
-            self._remember(pod.uid, Ranking(result.fitting_json, fits, order))
-            self._waiting.remove(pod.uid)
+            return self._refuse(pod, query, fits, summary, events), events
+        result = result_of(fits)
+        self._remember(pod.uid, Ranking(result.fitting_json, fits, order))
+        self._waiting.remove(pod.uid)
         return result, events
 
     def explain(self, pod: SchedulerPod) -> None:
@@ -110,9 +111,10 @@ class Extender:
             self._reporter.report_uncharged(pod)
             return
         query = self.query(pod, grant)
-        fits = self._state.fit(query, self._state.node_names())
+        with self._state.lock:
+            fits = self._state.fit(query, self._state.node_names())
+            summary = self._state.summarize(query, fits, grant.refusals)
         if len(fits.names) and fits.problems.all():
-            summary = describe_fits(query, fits, self._state.best_free(query, fits.names.tolist()), grant.refusals)
             self._reporter.report_refused(pod, summary, count_problems(fits))
 
     def read_pod(self, pod: ExtenderPod) -> SchedulerPod | None:
@@ -125,10 +127,8 @@ class Extender:
         known, claim = self._state.pod(pod.uid), self._state.claim(pod.uid)
         if known is not None and known.node:
             raise Unavailable(f"pod {pod.title} is already bound to node {known.node}")
-        if claim is not None and claim.is_unsettled:
-            raise Unavailable(f"pod {pod.title}: it is not known yet whether it was bound to node {claim.node}")
-        if claim is not None and claim.expires_at is None:
-            raise Unavailable(f"pod {pod.title} is being bound to node {claim.node}")
+        if claim is not None:
+            claim.check_not_binding()
 
     def grant(self, pod: SchedulerPod) -> Grant:
         """Return what the quota allows a pod, without models that were refused for it since its ledger last changed."""
@@ -181,13 +181,22 @@ class Extender:
             return fitting
         return None
 
-    def _refuse(self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, grant: Grant, events: int) -> None:
-        summary = describe_fits(query, fits, self._state.best_free(query, fits.names.tolist()), grant.refusals)
-        problems = count_problems(fits)
-        is_incomplete = NodeProblem.NOT_SEARCHED in problems
-        reads_ledger = NodeProblem.QUOTA in problems
-        self._wait(WaitingPod(pod, events, summary, reads_ledger=reads_ledger, is_incomplete=is_incomplete))
-        self._reporter.report_refused(pod, summary, problems)
+    def _refuse(self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, summary: str, events: int) -> FilterResult:
+        problems, before = count_problems(fits), self._waiting.get(pod.uid)
+        is_merged = before is not None and (before.is_merged or has_other_shortages(before.problems, problems))
+        shortage = merged_shortage(query) if is_merged else None
+        waiting = WaitingPod(
+            pod,
+            events,
+            summary,
+            reads_ledger=NodeProblem.QUOTA in problems,
+            is_incomplete=NodeProblem.NOT_SEARCHED in problems,
+            problems=problems,
+            is_merged=is_merged,
+        )
+        self._wait(waiting)
+        self._reporter.report_refused(pod, summary, problems, shortage)
+        return result_of(fits, shortage)
 
     def _wait(self, waiting: WaitingPod) -> None:
         self._waiting.add(waiting)
@@ -231,12 +240,28 @@ def levels_of(keys: Numbers) -> Numbers:
     return levels
 
 
-def result_of(fits: NodeFits) -> FilterResult:
+def has_other_shortages(before: Problems, now: Problems) -> bool:
+    """Whether nodes lack something else than before: memory instead of cores, say.
+
+    On a busy cluster that changes with every pod that ends. kube-scheduler would write a changed text to the pod, which
+    requeues it, so from then on the pod gets one text for all of them.
+    """
+    short_before, short_now = (
+        {each: count for each, count in of.items() if each.is_resolvable} for of in (before, now)
+    )
+    return len(short_before | short_now) > 1 and short_before != short_now
+
+
+def result_of(fits: NodeFits, shortage: NodeProblem | None = None) -> FilterResult:
+    """Return the answer; `shortage` is the text for all nodes on which eviction could make room."""
     nodes = fits.by_problem()
     fitting = nodes.pop(NodeProblem.NONE, [])
+    failed = {problem.text: names for problem, names in nodes.items() if problem.is_resolvable}
+    if shortage is not None and failed:
+        failed = {shortage.text: [name for names in failed.values() for name in names]}
     return FilterResult(
         fitting=fitting,
         fitting_json=encode_names(fitting),
-        failed={problem.text: names for problem, names in nodes.items() if problem.is_resolvable},
+        failed=failed,
         unresolvable={problem.text: names for problem, names in nodes.items() if not problem.is_resolvable},
     )

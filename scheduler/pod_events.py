@@ -6,6 +6,7 @@ from collections.abc import Callable
 from cluster.background_queue import BackgroundQueue
 from cluster.events import WARNING, EventRecorder
 from scheduler.pods import SchedulerPod
+from vcuda.node_fit import NodeProblem
 
 MAX_QUEUED = 1024
 MAX_REMEMBERED = 20_000
@@ -25,9 +26,9 @@ class PodEvents:
         self.queue: BackgroundQueue[PodEvent] = BackgroundQueue("pod-events", "event", self._write, MAX_QUEUED)
         # Guards `_written`: filter and bind run on several threads.
         self._lock = threading.Lock()
-        self._written: dict[str, tuple[tuple[str, frozenset[str]], float]] = {}
+        self._written: dict[str, tuple[tuple[str, frozenset[NodeProblem]], float]] = {}
 
-    def record_waiting(self, pod: SchedulerPod, reason: str, message: str, problems: frozenset[str]) -> None:
+    def record_waiting(self, pod: SchedulerPod, reason: str, message: str, problems: frozenset[NodeProblem]) -> None:
         """Record why a pod waits, unless its last event says so or is too recent."""
         now = self._clock()
         with self._lock:

@@ -3,6 +3,7 @@
 from scheduler.decisions import DecisionLog
 from scheduler.pod_events import PodEvents
 from scheduler.pods import SchedulerPod
+from vcuda.fit_summary import Problems
 from vcuda.ledger import ChargeResult
 from vcuda.node_fit import NodeProblem
 from vcuda.placement import PlacedSlices
@@ -18,10 +19,14 @@ class Reporter:
         self._decisions.record(pod, "filter", "refused", UNCHARGED)
         self._events.record_waiting(pod, "NotCharged", UNCHARGED, frozenset())
 
-    def report_refused(self, pod: SchedulerPod, summary: str, problems: dict[NodeProblem, int]) -> None:
+    def report_refused(
+        self, pod: SchedulerPod, summary: str, problems: Problems, shortage: NodeProblem | None = None
+    ) -> None:
+        """`shortage` stands for all problems that change with every pod that ends."""
         nodes = {problem.text: count for problem, count in problems.items()}
         self._decisions.record(pod, "filter", "refused", summary, nodes=nodes)
-        self._events.record_waiting(pod, "InsufficientGPUs", summary, frozenset(nodes))
+        lasting = frozenset(shortage if shortage and each.is_resolvable else each for each in problems)
+        self._events.record_waiting(pod, "InsufficientGPUs", summary, lasting)
 
     def report_bound(self, pod: SchedulerPod, node: str, placed: PlacedSlices) -> None:
         gpus = sorted({each.uuid for slices in placed.values() for each in slices})

@@ -16,8 +16,8 @@ from scheduler.waiting_pods import Candidate, WaitingPods
 from vcuda.decision import Unavailable
 from vcuda.gpu_table import GpuTable
 from vcuda.names import Names
-from vcuda.node_fit import FitQuery, NodeFitter, NodeProblem, allowed_gpus, class_key
-from vcuda.placement import InsufficientGpus, peak_usage, place_pod
+from vcuda.node_fit import FitQuery, NodeFitter, NodeProblem, class_key, place_on_node
+from vcuda.placement import InsufficientGpus, peak_usage
 
 # kube-scheduler requeues most pods itself, within milliseconds of the event that made room. This long is left to it.
 DELAY_S = 0.2
@@ -178,11 +178,8 @@ def take_best(table: GpuTable, fitter: NodeFitter, names: list[str], query: FitQ
     fits = fitter.fit(names, query)
     for position in fits.ranked():
         name: str = fits.names[position]
-        gpus = allowed_gpus(query, name, table.available_gpus(name))
         try:
-            placed = place_pod(
-                query.request, gpus, unit_mib=query.unit_mib, options=query.options, strategy=query.strategy
-            )
+            placed = place_on_node(query, name, table.available_gpus(name))
         except InsufficientGpus:
             continue
         table.take(name, peak_usage(query.request, placed))

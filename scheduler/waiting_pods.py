@@ -11,6 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from scheduler.pods import SchedulerPod
+from vcuda.fit_summary import Problems
 
 # How long a node is left out for a pod after kube-scheduler's own filters excluded it.
 UNSUITABLE_S = 300.0
@@ -34,6 +35,9 @@ class WaitingPod(Struct):
     reads_ledger: bool = False
     # Whether some nodes were not searched yet, because it has several containers.
     is_incomplete: bool = False
+    # How many nodes had each problem, and whether all that lack something free get the same text.
+    problems: Problems = field(default_factory=dict)
+    is_merged: bool = False
     expected: str = ""
     requeued_at: float = 0.0
     futile: int = 0

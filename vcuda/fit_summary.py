@@ -10,10 +10,16 @@ import numpy as np
 from vcuda.decision import Reason
 from vcuda.memory_units import describe_mib
 from vcuda.node_fit import BestFree, FitQuery, NodeFits, NodeProblem
+from vcuda.placement import may_use_model
 from vcuda.request import ContainerRequest, share_memory_mib
 
+# How many nodes have each problem.
+Problems = dict[NodeProblem, int]
+# The reasons of the quota against each GPU model.
+Refusals = Mapping[str, tuple[Reason, ...]]
 
-def count_problems(fits: NodeFits) -> dict[NodeProblem, int]:
+
+def count_problems(fits: NodeFits) -> Problems:
     """Return how many nodes have each problem, the most frequent first."""
     codes, counts = np.unique(fits.problems, return_counts=True)
     found = {NodeProblem(int(code)): int(count) for code, count in zip(codes, counts, strict=True)}
@@ -22,11 +28,14 @@ def count_problems(fits: NodeFits) -> dict[NodeProblem, int]:
 
 
 def describe_fits(
-    query: FitQuery, fits: NodeFits, best: BestFree, refusals: Mapping[str, tuple[Reason, ...]] | None = None
+    query: FitQuery,
+    fits: NodeFits,
+    best: Mapping[NodeProblem, BestFree],
+    refusals: Refusals | None = None,
 ) -> str:
     """Return a text such as "6 of 8 nodes: no GPU with 12 GiB free, the best has 10 GiB; 2 of 8: no A100".
 
-    `refusals` are the reasons of the quota against each model.
+    `best` is what is free on the nodes with each problem.
     """
     total = len(fits.names)
     if not total:
@@ -34,16 +43,15 @@ def describe_fits(
     parts: list[str] = []
     for problem, count in count_problems(fits).items():
         nodes = f"{count} of {total} nodes" if not parts else f"{count} of {total}"
-        parts.append(f"{nodes}: {describe_problem(problem, query, best, refusals or {})}")
+        parts.append(f"{nodes}: {describe_problem(problem, query, best.get(problem, BestFree()), refusals or {})}")
     return "; ".join(parts)
 
 
-def describe_problem(
-    problem: NodeProblem, query: FitQuery, best: BestFree, refusals: Mapping[str, tuple[Reason, ...]]
-) -> str:
+def describe_problem(problem: NodeProblem, query: FitQuery, best: BestFree, refusals: Refusals) -> str:
     describe = DETAILS.get(problem)
     if problem is NodeProblem.QUOTA and refusals:
-        return "; ".join(sorted({reason.problem for reasons in refusals.values() for reason in reasons}))
+        wanted = [reasons for model, reasons in refusals.items() if may_use_model(query.options, model)]
+        return "; ".join(sorted({reason.problem for reasons in wanted for reason in reasons})) or problem.text
     return describe(query, best) if describe else problem.text
 
 

@@ -1,8 +1,8 @@
 """On which nodes of a cluster a pod fits, and what is wrong with each of the others.
 
 The same rules as `vcuda.placement.place_pod`, for all nodes at once. Pods with one GPU container, which are most, are
-decided by array operations alone. For others these exclude most nodes, and `place_pod` is tried on the rest, best nodes
-first, until a limit of search steps: a pod of many containers must not hold up all pods after it.
+decided by array operations alone. For others these exclude most nodes, and `place_pod` is tried on the rest, up to a
+limit of search steps: a pod of many containers must not hold up all pods after it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,14 @@ from vcuda.gpu_availability import GpuAvailability
 from vcuda.gpu_table import SMALL_PART, STRENGTH, Amounts, Columns, Flags, GpuTable, Names, Numbers, TableView
 from vcuda.isolation import Isolation
 from vcuda.node_ranking import NODE_RANKINGS, NodeRanking
-from vcuda.placement import InsufficientGpus, SearchBudget, may_use_model, place_pod, required_memory_mib
+from vcuda.placement import (
+    InsufficientGpus,
+    PlacedSlices,
+    SearchBudget,
+    may_use_model,
+    place_pod,
+    required_memory_mib,
+)
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import NO_OPTIONS, PodOptions
 from vcuda.request import ContainerRequest, PodRequest, Role
@@ -106,9 +113,13 @@ class FitQuery(Struct, frozen=True):
 
 
 class NodeFits(Struct, frozen=True):
-    """The result for each of the nodes in `names`: a `NodeProblem`, and a key to rank by; the smallest key is best."""
+    """The result for each of the nodes in `names`: a `NodeProblem`, and a key to rank by; the smallest key is best.
+
+    `columns` are their columns in the table; -1 for those that are not in it.
+    """
 
     names: Names
+    columns: Columns
     problems: Numbers
     keys: Numbers
     name_order: Numbers
@@ -126,20 +137,30 @@ class NodeFits(Struct, frozen=True):
         return fitting[np.argsort((self.keys[fitting] << NAME_BITS) | self.name_order[fitting])]
 
 
-def allowed_gpus(query: FitQuery, name: str, gpus: Sequence[GpuAvailability]) -> list[GpuAvailability]:
-    """Return the GPUs of a node that quota and workload leave to a pod; `place_pod` checks the pod's own options."""
+def place_on_node(
+    query: FitQuery, name: str, gpus: Sequence[GpuAvailability], budget: SearchBudget | None = None
+) -> PlacedSlices:
+    """Choose GPUs of a node, of those that quota and workload leave to the pod; raises InsufficientGpus."""
     excluded = query.excluded.get(name, ())
-    return [
+    allowed = [
         each
         for each in gpus
         if excluded is not None
         and each.gpu.uuid not in excluded
         and (query.granted is None or each.gpu.model in query.granted)
     ]
+    return place_pod(
+        query.request,
+        allowed,
+        unit_mib=query.unit_mib,
+        options=query.options,
+        strategy=query.strategy,
+        budget=budget,
+    )
 
 
 class BestFree(Struct, frozen=True):
-    """The most free cores and memory of a GPU that a pod may use, and the most unused GPUs of a node."""
+    """The most free cores and memory of a GPU that a pod may share, and the most unused GPUs of a node."""
 
     cores: int = 0
     mib: int = 0
@@ -184,14 +205,14 @@ class NodeFitter:
         problems[~known] = NodeProblem.NODE_UNKNOWN
         problems[known], keys[known] = fit_view(self._table, self._table.view(columns[known]), query)
         order[known] = self._table.name_order()[columns[known]]
-        return NodeFits(names, problems, keys, order)
+        return NodeFits(names, columns, problems, keys, order)
 
     def _fit_all(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
         found = self._class_fits(query)
         problems, keys, order = found.problems[columns], found.keys[columns], self._table.name_order()[columns]
         # Where a node is not in the table, the column is -1, and the values are those of another node.
         problems[columns < 0] = NodeProblem.NODE_UNKNOWN
-        return NodeFits(names, problems, keys, order)
+        return NodeFits(names, columns, problems, keys, order)
 
     def _class_fits(self, query: FitQuery) -> ClassFits:
         """Return the results of all columns; only those that changed since the last equal pod are computed."""
@@ -201,8 +222,8 @@ class NodeFitter:
         key = class_key(query)
         # Every use moves a class to the end: the first one is the least recently used.
         found = self._classes.pop(key, None)
-        changed = table.changed_since(found.change) if found is not None else None
-        if found is None or changed is None or SMALL_PART * len(changed) > table.width or len(found.keys) < table.width:
+        changed = table.changed_since(found.change if found is not None else 0)
+        if found is None or SMALL_PART * len(changed) > table.width or len(found.keys) < table.width:
             found = ClassFits(*fit_view(table, table.view(), query), table.changes)
         elif len(changed):
             found.problems[changed], found.keys[changed] = fit_view(table, table.view(changed), query)
@@ -212,10 +233,14 @@ class NodeFitter:
             del self._classes[next(iter(self._classes))]
         return found
 
-    def best_free(self, query: FitQuery, names: Sequence[str]) -> BestFree:
-        """Return what is free at best on these nodes."""
-        columns = self._table.columns_of(names)
-        return ViewFit(self._table, self._table.view(columns[columns >= 0]), query).best_free()
+    def best_free(self, query: FitQuery, fits: NodeFits) -> dict[NodeProblem, BestFree]:
+        """Return what is free at best on the nodes with each of the problems that a lack of it causes."""
+        best = {}
+        for problem in (NodeProblem.IN_USE, NodeProblem.MEMORY, NodeProblem.CORES):
+            columns = fits.columns[fits.problems == problem]
+            if len(columns):
+                best[problem] = ViewFit(self._table, self._table.view(columns), query).best_free()
+        return best
 
     def _search(self, query: FitQuery, fits: NodeFits, is_sure: Flags | None) -> None:
         """Search the nodes that may fit, and set the problems of those that do not, or were not searched.
@@ -254,12 +279,10 @@ class NodeFitter:
 
     def _try_node(self, query: FitQuery, name: str, left: int) -> tuple[bool | None, int]:
         """Return whether a pod can be placed on a node, None if that is not known, and the steps that are left."""
-        gpus = allowed_gpus(query, name, self._table.available_gpus(name))
         budget = SearchBudget(min(left, MAX_NODE_STEPS))
-        unit_mib, options, strategy = query.unit_mib, query.options, query.strategy
         is_placed: bool | None = True
         try:
-            place_pod(query.request, gpus, unit_mib=unit_mib, options=options, strategy=strategy, budget=budget)
+            place_on_node(query, name, self._table.available_gpus(name), budget)
         except InsufficientGpus:
             is_cut_short = budget.left < 0 and left < MAX_NODE_STEPS
             is_placed = None if is_cut_short else False
@@ -292,6 +315,12 @@ def merge_containers(query: FitQuery) -> FitQuery | None:
     merged = Share(cores, sum(share.memory_units for share in shares), memory_follows_cores=follows == {True})
     first = query.request.containers[0]
     return replace(query, request=PodRequest((ContainerRequest(first.name, Role.APP, merged, first.vocabulary),)))
+
+
+def merged_shortage(query: FitQuery) -> NodeProblem:
+    """Return the problem that every node has on which only other pods are in the way of this one."""
+    (first, *others) = query.request.containers
+    return NodeProblem.COMBINATION if others or first.share.whole_cards else NodeProblem.CORES_AND_MEMORY
 
 
 def needs_search(query: FitQuery) -> bool:
@@ -331,6 +360,8 @@ class ViewFit:
             self._narrow(table.gpu_flags(options.uuids, view), NodeProblem.UUID)
         if options.avoided_uuids:
             self._narrow(~table.gpu_flags(options.avoided_uuids, view), NodeProblem.UUID)
+        # Those that the pod may use, whether they are usable now or not.
+        self._wanted = self._allowed
         self._narrow(view.usable, NodeProblem.UNAVAILABLE)
         if query.excluded:
             self._exclude_members(table)
@@ -360,7 +391,9 @@ class ViewFit:
             self._check_fraction(container.share)
 
     def _check_whole(self, wanted: int) -> None:
-        self._require_nodes(self._largest_count(self._allowed) >= wanted, NodeProblem.TOO_FEW)
+        self._require_nodes(self._largest_count(self._wanted) >= wanted, NodeProblem.TOO_FEW)
+        self._require_nodes(self._largest_count(self._wanted & self._view.usable) >= wanted, NodeProblem.UNAVAILABLE)
+        self._require_nodes(self._largest_count(self._allowed) >= wanted, NodeProblem.MEMBERS)
         self._require_nodes(self._largest_count(self._allowed & self._view.unused) >= wanted, NodeProblem.IN_USE)
 
     def _largest_count(self, flags: Flags) -> Amounts:
@@ -372,11 +405,8 @@ class ViewFit:
         return counts
 
     def _check_fraction(self, share: Share) -> None:
-        view, allowed, minimum = self._view, self._allowed, self._query.options.min_isolation
-        if minimum is not Isolation.NONE:
-            allowed = allowed & (view.isolation >= STRENGTH[minimum])
-            self._require(allowed, NodeProblem.ISOLATION)
-        needed_mib = self._needed_mib(share)
+        view, allowed, needed_mib = self._view, self._isolated(), self._needed_mib(share)
+        self._require(allowed, NodeProblem.ISOLATION)
         # Without a known size, a GPU is only available as a whole.
         allowed = allowed & (view.card_mib > 0) & (view.card_mib >= needed_mib)
         self._require(allowed, NodeProblem.TOO_SMALL)
@@ -386,6 +416,14 @@ class ViewFit:
         self._require_nodes(fits | on_any_gpu(has_memory), NodeProblem.MEMORY)
         self._require_nodes(fits | on_any_gpu(has_cores), NodeProblem.CORES)
         self._require_nodes(fits, NodeProblem.CORES_AND_MEMORY)
+
+    def _isolated(self) -> Flags:
+        """Return the GPUs that are isolated well enough to be shared; whole ones are exclusive."""
+        minimum = self._query.options.min_isolation
+        if minimum is Isolation.NONE:
+            return self._allowed
+        isolated: Flags = self._allowed & (self._view.isolation >= STRENGTH[minimum])
+        return isolated
 
     def _needed_mib(self, share: Share) -> Amounts | int:
         if share.memory_follows_cores:
@@ -399,10 +437,11 @@ class ViewFit:
         if share.whole_cards:
             return ranking(view, self._allowed & view.unused, share)
         has_cores, has_memory = view.free_cores >= share.cores, view.free_mib >= self._needed_mib(share)
-        return ranking(view, self._allowed & has_cores & has_memory & (view.card_mib > 0), share)
+        return ranking(view, self._isolated() & has_cores & has_memory & (view.card_mib > 0), share)
 
     def best_free(self) -> BestFree:
-        cores, mib = ((free * self._allowed).max(initial=0) for free in (self._view.free_cores, self._view.free_mib))
+        view, shared = self._view, self._isolated() & (self._view.card_mib > 0)
+        cores, mib = ((free * shared).max(initial=0) for free in (view.free_cores, view.free_mib))
         unused = (self._allowed & self._view.unused).sum(axis=0).max(initial=0)
         return BestFree(max(0, int(cores)), max(0, int(mib)), int(unused))
 

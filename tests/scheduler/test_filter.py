@@ -235,6 +235,26 @@ def test_a_refusal_is_summed_up_with_numbers(world: World) -> None:
     assert [each["message"] for each in decisions] == [expected]
 
 
+def test_what_pods_that_come_and_go_take_does_not_change_the_texts_again_and_again(world: World) -> None:
+    """kube-scheduler writes a changed text to the pod, and that requeues it."""
+    for name in ("a", "b"):
+        world.add_node(name, 1)
+    short_of_cores, short_of_memory = container(cores=60, memory=4), container(cores=10, memory=48)
+    world.schedule(world.add_pod("a1", short_of_cores), ["a"])
+    world.schedule(world.add_pod("b1", short_of_cores), ["b"])
+    waiting = world.add_pod("waiting", container(cores=50, memory=16))
+    assert set(world.filter(waiting)["FailedNodes"].values()) == {NodeProblem.CORES.text}
+    texts = []
+    for ending, beginning in (("b1", short_of_memory), ("b2", short_of_cores), ("b3", short_of_memory)):
+        world.cluster.delete(PODS, ending, TEAM, grace_s=0)
+        eventually(lambda: world.service.state.free_cores() == 140, "room")
+        world.schedule(world.add_pod(f"b{int(ending[1:]) + 1}", beginning), ["b"])
+        texts.append(world.filter(waiting)["FailedNodes"])
+    assert texts == [dict.fromkeys("ab", NodeProblem.CORES_AND_MEMORY.text)] * 3
+    assert len(world.events(waiting)) == 1
+    assert "the best has 40" in world.service.decisions.recent()[0]["message"]
+
+
 def test_requests_of_the_policy_files_time_are_answered(world: World) -> None:
     """gpu-admission got whole nodes, under the verb predicates; keys were in lower case in some versions."""
     world.add_node("a", 1)

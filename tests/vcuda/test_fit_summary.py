@@ -17,7 +17,8 @@ def summary(query: FitQuery, usage: dict[str, dict[str, GpuUsage]] | None = None
     """Describe a query on two nodes, the first with two T4 and the second with a V100."""
     table = table_of({"a": [card("a"), card("a", 1)], "b": [card("b", 0, "V100")]}, usage)
     fitter = NodeFitter(table)
-    return describe_fits(query, fitter.fit(["a", "b"], query), fitter.best_free(query, ["a", "b"]))
+    fits = fitter.fit(["a", "b"], query)
+    return describe_fits(query, fits, fitter.best_free(query, fits))
 
 
 def query(request: PodRequest, **changes: object) -> FitQuery:
@@ -87,7 +88,7 @@ def test_the_summary_has_counts_and_what_is_free_at_best(
 def test_without_nodes_the_other_filters_are_to_blame() -> None:
     table = table_of({})
     asked = query(pod(HALF))
-    text = describe_fits(asked, NodeFitter(table).fit([], asked), NodeFitter(table).best_free(asked, []))
+    text = describe_fits(asked, NodeFitter(table).fit([], asked), {})
     assert text == "no node passed the scheduler's other filters"
 
 

@@ -20,10 +20,10 @@ from vcuda.node_fit import (
     NodeFits,
     NodeFitter,
     NodeProblem,
-    allowed_gpus,
     fit_nodes,
+    place_on_node,
 )
-from vcuda.placement import InsufficientGpus, SearchBudget, place_pod
+from vcuda.placement import InsufficientGpus, SearchBudget
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import PodOptions
 from vcuda.request import ContainerRequest, PodRequest
@@ -137,9 +137,8 @@ def queries(draw: st.DrawFn) -> FitQuery:
 
 
 def is_placed(table: GpuTable, name: str, query: FitQuery) -> bool:
-    gpus = allowed_gpus(query, name, table.available_gpus(name))
     try:
-        place_pod(query.request, gpus, unit_mib=UNIT_MIB, options=query.options, strategy=query.strategy)
+        place_on_node(query, name, table.available_gpus(name))
     except InsufficientGpus:
         return False
     return True
@@ -335,12 +334,25 @@ def test_a_pod_of_many_containers_costs_a_bounded_number_of_steps(
     assert steps[0] <= 2 * MAX_STEPS
 
 
-def test_what_is_free_at_best_is_counted_over_the_gpus_that_the_pod_may_use() -> None:
+def test_what_is_free_at_best_is_counted_over_the_gpus_that_the_pod_may_use_and_the_nodes_with_the_problem() -> None:
     table = table_of(
-        {"a": [card("a"), card("a", 1, "V100")], "b": [card("b"), card("b", 1)]}, {"a": {"GPU-a-0": (30, 1024)}}
+        {"a": [card("a"), card("a", 1, "V100")], "b": [card("b")]},
+        {"a": {"GPU-a-0": (60, 1024)}, "b": {"GPU-b-0": (10, 14336)}},
     )
-    best = NodeFitter(table).best_free(FitQuery(HALF, UNIT_MIB, PodOptions(models=("T4",))), ["a", "b"])
-    assert best == BestFree(cores=100, mib=15360, unused=2)
+    query, fitter = FitQuery(HALF, UNIT_MIB, PodOptions(models=("T4",))), NodeFitter(table)
+    assert fitter.best_free(query, fitter.fit(["a", "b"], query)) == {
+        NodeProblem.CORES: BestFree(cores=40, mib=14336),
+        NodeProblem.MEMORY: BestFree(cores=90, mib=1024),
+    }
+
+
+def test_unhealthy_gpus_are_not_missing_ones() -> None:
+    table = table_of({"a": [card("a"), card("a", 1, healthy=False)], "b": [card("b")]})
+    fits = fits_of(table, FitQuery(pod(app("c", 200)), UNIT_MIB))
+    assert fits.by_problem() == {
+        NodeProblem.UNAVAILABLE: ["a"],
+        NodeProblem.TOO_FEW: ["b"],
+    }
 
 
 @given(clusters(), st.lists(queries(), min_size=1, max_size=3), st.data())
