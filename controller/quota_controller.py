@@ -87,7 +87,7 @@ class QuotaController:
         caches.nodes.on_change(self._on_node_change)
         caches.namespaces.on_change(lambda old, new: self._enqueue((new or old or Namespace()).metadata.name))
         caches.ledgers.on_change(self._on_ledger_change)
-        caches.statuses.on_change(lambda old, new: self._enqueue((new or old or ConfigMap()).metadata.namespace))
+        caches.statuses.on_change(self._on_status_change)
         caches.catalogue.on_change(lambda *_: self._queue.add_after(CATALOGUE_ITEM, COALESCE_S))
         caches.quotas.on_change(self._enqueue)
 
@@ -174,6 +174,12 @@ class QuotaController:
         if new is None or not self.states.is_own_write(namespace, new.metadata.resource_version):
             is_update = old is not None and new is not None
             self._enqueue(namespace, RELAXED_INTERVAL_S if is_update else MIN_INTERVAL_S)
+
+    def _on_status_change(self, old: ConfigMap | None, new: ConfigMap | None) -> None:
+        config_map = new or old
+        if config_map is not None:
+            # Nearly always a write of this process, right after a reconcile.
+            self._enqueue(config_map.metadata.namespace, RELAXED_INTERVAL_S)
 
     def _enqueue(self, namespace: str, min_interval_s: float = MIN_INTERVAL_S) -> None:
         """Enqueue a namespace that changed; `min_interval_s` is the least time since its last reconcile."""

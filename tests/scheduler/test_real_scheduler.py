@@ -163,9 +163,10 @@ def test_a_placed_pod_costs_one_write(
     record_property("seconds_of_creation", creation_seconds(writes))
     record_property("ledger_and_status_writes", len(config_maps))
     assert pod_writes == {"create binding": PODS_CREATED}
-    # One charge for each pod, or fewer writes; the controller's do not grow with the number of pods.
+    # One charge for each pod, or fewer writes; the controller's do not grow with the number of pods: ledger and status
+    # once a second.
     assert by_user["quotient-webhook"] <= PODS_CREATED
-    assert by_user["quotient-controller"] <= 4 * (creation_seconds(writes) + SETTLING_S) + 4
+    assert by_user["quotient-controller"] <= 2 * (creation_seconds(writes) + SETTLING_S) + 2
     assert by_user["quotient-scheduler"] == 0
 
 
