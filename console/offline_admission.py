@@ -119,8 +119,8 @@ def validate(admission: Admission, document: Document, ledger: Ledger, user: str
     if outcome.ledger_request is not None:
         outcome = outcome.with_charge(admission.apply(outcome.ledger_request, ledger))
         # There is no controller here to turn reservations into usage.
-        for key, _ in list(ledger.reservations()):
-            mark_used(ledger, key)
+        for each in list(ledger.reservations()):
+            mark_used(ledger, each.pod)
     return list(outcome.decision.reasons), list(outcome.decision.warnings)
 
 

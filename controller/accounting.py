@@ -11,9 +11,10 @@ from collections.abc import Set as AbstractSet
 from msgspec import Struct
 
 from controller.pod_usage import PodUsage
+from vcuda.charge_moves import revert_move
 from vcuda.charging import Candidate, PodDemand, candidates, charge_on
 from vcuda.decision import Reason
-from vcuda.ledger import MAX_HOLDERS, ChargeRequest, Ledger, LedgerState, PodKey, mark_used, reserve
+from vcuda.ledger import MAX_HOLDERS, ChargeRequest, Ledger, LedgerState, PodKey, Reservation, mark_used, reserve
 from vcuda.namespace_policy import Mode
 from vcuda.quota_refusals import DEFAULT_REMEDIES, RemedyContext
 from vcuda.quota_usage import ANY, Charge, Holder
@@ -21,6 +22,8 @@ from vcuda.quota_usage import ANY, Charge, Holder
 # How long a reservation waits for its pod. A create can take effect up to 34 s after its validating call was answered
 # (measured on Kubernetes 1.36); the rest is margin.
 RESERVATION_S = 45
+# How long a charge that is being moved waits for its pod to be bound: the time for a binding, and for its late effect.
+MOVE_S = 90
 
 
 class NamespaceView(Struct, frozen=True):
@@ -40,26 +43,31 @@ class NamespaceView(Struct, frozen=True):
 
 
 class ReconcileReport(Struct, frozen=True):
-    """What remains: pods that exist but do not fit the quota, and charges whose pods are not in the cache."""
+    """What remains: pods that exist but do not fit the quota, and charges that only a list of pods can decide about.
+
+    `missing` are pods that are not in the cache, `stalled` those that were not bound since their charge was moved.
+    """
 
     waiting: Mapping[PodKey, tuple[Reason, ...]] = {}
     missing: tuple[PodKey, ...] = ()
+    stalled: tuple[PodKey, ...] = ()
 
 
 def reconcile_ledger(
-    ledger: Ledger, view: NamespaceView, now_s: float, is_expired: Callable[[PodKey, int], bool]
+    ledger: Ledger, view: NamespaceView, now_s: float, is_expired: Callable[[Reservation], bool]
 ) -> ReconcileReport:
-    """Update a ledger from a view. `is_expired(pod, since)` decides about a reservation whose pod is not seen."""
+    """Update a ledger from a view. `is_expired` decides about reservations."""
     for key in ledger.pods() & view.gone:
         ledger.release(key)
     for key, pod in view.pods.items():
         record_pod(ledger, key, pod, view)
     waiting = admit_waiting(ledger, view, now_s) if ledger.state is LedgerState.OPEN else {}
     ledger.set_holders(largest_holders(ledger, view.pods))
-    reserved = dict(ledger.reservations())
+    reserved = {each.pod: each for each in ledger.reservations()}
     unseen = ledger.pods() - view.pods.keys()
-    missing = tuple(key for key in unseen if key not in reserved or is_expired(key, reserved[key]))
-    return ReconcileReport(waiting, missing)
+    missing = tuple(key for key in unseen if key not in reserved or is_expired(reserved[key]))
+    stalled = tuple(key for key, each in reserved.items() if each.is_move and key not in unseen and is_expired(each))
+    return ReconcileReport(waiting, missing, stalled)
 
 
 def record_pod(ledger: Ledger, key: PodKey, pod: PodUsage, view: NamespaceView) -> None:
@@ -72,6 +80,8 @@ def record_pod(ledger: Ledger, key: PodKey, pod: PodUsage, view: NamespaceView) 
             ledger.put(key, actual or estimated_charge(ledger, pod, view), None)
         return
     charge, reserved_since = entry
+    if charge.moved_from is not None and not pod.node:
+        return  # it holds both models until its binding is known
     if reserved_since is not None or (actual is not None and actual != charge):
         ledger.put(key, actual or charge, None)
 
@@ -127,6 +137,17 @@ def top_holders(holders: Iterable[Holder]) -> list[Holder]:
         for (name, model), (cores, memory_mib, pods) in sums.items()
     ]
     return sorted(merged, key=lambda each: (-each.cores, -each.memory_mib, each.name, each.model))[:MAX_HOLDERS]
+
+
+def lifetime_s(reservation: Reservation) -> int:
+    return MOVE_S if reservation.is_move else RESERVATION_S
+
+
+def revert_stalled(ledger: Ledger, stalled: Iterable[PodKey], unbound: Collection[PodKey]) -> None:
+    """Revert moved charges of pods in `unbound`, which must be listed after the ledger was read."""
+    for key in stalled:
+        if key in unbound:
+            revert_move(ledger, key)
 
 
 def remove_missing(ledger: Ledger, missing: Iterable[PodKey], existing: Collection[PodKey]) -> None:

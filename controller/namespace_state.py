@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 
-from controller.accounting import RESERVATION_S
-from vcuda.ledger import Ledger, PodKey
+from controller.accounting import RESERVATION_S, lifetime_s
+from vcuda.ledger import Ledger, PodKey, Reservation
 
 
 class FirstSeen(Struct, frozen=True):
@@ -28,7 +28,7 @@ class NamespaceState(Struct):
 
     last_started: float = float("-inf")
     deleted_pods: set[PodKey] = set()
-    reservations: dict[PodKey, FirstSeen] = {}
+    reservations: dict[Reservation, FirstSeen] = {}
     # Pods without a charge, with the reason.
     waiting: dict[PodKey, str] = {}
     # When a closed ledger may open; None unless it is closed.
@@ -79,14 +79,14 @@ class NamespaceStates:
             return state.last_started + min_interval_s - now
 
     def reservations_seen(
-        self, namespace: str, pods: Iterable[PodKey], now: float, *, at_start: bool = False
-    ) -> Mapping[PodKey, FirstSeen]:
+        self, namespace: str, reservations: Iterable[Reservation], now: float, *, at_start: bool = False
+    ) -> Mapping[Reservation, FirstSeen]:
         """Record which reservations a ledger has now; returns when each was first seen."""
         with self._lock:
             state = self._state(namespace)
             known = state.reservations
             # Replaced, never changed in place: so the caller may keep what is returned.
-            state.reservations = {pod: known.get(pod) or FirstSeen(now, at_start) for pod in pods}
+            state.reservations = {each: known.get(each) or FirstSeen(now, at_start) for each in reservations}
             return state.reservations
 
     def is_own_write(self, namespace: str, resource_version: str) -> bool:
@@ -185,7 +185,7 @@ class NamespaceStates:
         """Return when reservations expire and when a closed ledger may open."""
         with self._lock:
             state = self._state(namespace)
-            times = [seen.at + RESERVATION_S for seen in state.reservations.values()]
+            times = [seen.at + lifetime_s(reservation) for reservation, seen in state.reservations.items()]
             return times if state.opens_at is None else [*times, state.opens_at]
 
     def waiting(self, namespace: str) -> Mapping[PodKey, str]:

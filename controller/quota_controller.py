@@ -22,7 +22,7 @@ from ledger.quota_cache import QuotaCache
 from ledger.workqueue import WorkQueue
 from vcuda.catalogue import CardModel, encode_catalogue
 from vcuda.decision import Unavailable
-from vcuda.ledger import Ledger, reserved_pods_in
+from vcuda.ledger import Ledger, reservations_in
 from vcuda.names import CATALOGUE, CATALOGUE_KEY, LEDGER_KEY
 from vcuda.namespace_policy import Mode
 from vcuda.scheme import Scheme
@@ -167,7 +167,7 @@ class QuotaController:
         if config_map is None:
             return
         namespace = ledger_namespace(config_map)
-        reserved = list(reserved_pods_in(new.data.get(LEDGER_KEY, ""))) if new is not None else []
+        reserved = list(reservations_in(new.data.get(LEDGER_KEY, ""))) if new is not None else []
         is_first_list = not self.caches.ledgers.synced
         self.states.reservations_seen(namespace, reserved, self._clock(), at_start=is_first_list)
         # What this process wrote itself needs no reconcile.

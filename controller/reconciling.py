@@ -13,7 +13,15 @@ from cluster.events import WARNING, EventRecorder
 from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap, Metadata, ObjectReference, Owners
 from cluster.retrying import retry_on_conflict
-from controller.accounting import RESERVATION_S, NamespaceView, ReconcileReport, reconcile_ledger, remove_missing
+from controller.accounting import (
+    RESERVATION_S,
+    NamespaceView,
+    ReconcileReport,
+    lifetime_s,
+    reconcile_ledger,
+    remove_missing,
+    revert_stalled,
+)
 from controller.caches import ControllerCaches
 from controller.config_maps import write_config_map
 from controller.ledger_registry import LedgerRegistry
@@ -23,7 +31,7 @@ from controller.quota_status import encode_status, status_of
 from ledger.ledger_store import LedgerStore, StoredLedger, UnreadableLedger, read_ledger
 from ledger.quota_config_maps import LEGACY_QUOTA, is_quota_config_map, parse_quota_config_map
 from vcuda.catalogue import card_sizes_mib
-from vcuda.ledger import Ledger, LedgerState, PodKey, pack_uid, reconcile_quotas
+from vcuda.ledger import Ledger, LedgerState, PodKey, Reservation, pack_uid, reconcile_quotas
 from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
 from vcuda.namespace_policy import Mode
 from vcuda.quota import QuotaError
@@ -130,11 +138,15 @@ class NamespaceReconciler:
         deleted = self._states.deleted_pods(namespace)
         report = self._account(namespace, ledger, deleted)
         stored = self._write(namespace, stored, ledger)
-        if report.missing:
-            # Only a list that is made after the ledger was read proves that a charged pod does not exist.
-            existing_pods = {pack_uid(pod.metadata.uid) for pod in self._cluster.list(PODS, namespace).items}
+        if report.missing or report.stalled:
+            # Only a list that is made after the ledger was read proves that a charged pod does not exist, or is not
+            # bound.
+            nodes = {
+                pack_uid(pod.metadata.uid): pod.spec.node_name for pod in self._cluster.list(PODS, namespace).items
+            }
             ledger = stored.ledger.copy()
-            remove_missing(ledger, report.missing, existing_pods)
+            remove_missing(ledger, report.missing, nodes)
+            revert_stalled(ledger, report.stalled, {key for key, node in nodes.items() if not node})
             stored = self._write(namespace, stored, ledger)
         self._states.first_ledger_created(namespace)
         self._registry.add({namespace: existing.metadata.uid})
@@ -185,8 +197,8 @@ class NamespaceReconciler:
             new = self._new_ledger(namespace, uid)
             # The namespace may have been deleted and created again: then the old ledger has reservations that webhooks
             # made for pods of the new namespace.
-            for pod, since in ledger.reservations():
-                new.put(pod, ledger.charge(pod), since)
+            for each in ledger.reservations():
+                new.put(each.pod, ledger.charge(each.pod), each.since)
             return new
         if ledger.state is LedgerState.REBUILDING:
             self._open_if_due(namespace, ledger)
@@ -277,18 +289,17 @@ class NamespaceReconciler:
         except QuotaError:
             return False
 
-    def _expiry_check(self, namespace: str, ledger: Ledger, now_s: float) -> Callable[[PodKey, int], bool]:
+    def _expiry_check(self, namespace: str, ledger: Ledger, now_s: float) -> Callable[[Reservation], bool]:
         """Return a function that says whether a reservation, made at `since` by the webhook's clock, has expired."""
         now, is_api_stable = self._clock(), self._is_api_stable()
-        reserved = (pod for pod, _ in ledger.reservations())
-        first_seen = self._states.reservations_seen(namespace, reserved, now)
+        first_seen = self._states.reservations_seen(namespace, ledger.reservations(), now)
 
-        def is_expired(pod: PodKey, since: int) -> bool:
-            seen = first_seen[pod]
+        def is_expired(reservation: Reservation) -> bool:
+            seen, lasts_s = first_seen[reservation], lifetime_s(reservation)
             # Clocks of machines differ, so what counts is how long this process has seen the reservation. Only for one
             # that was there at the start the webhook's clock is used, with a margin; else each restart would extend it.
-            is_old = seen.at_start and now_s - since >= RESERVATION_S + SKEW_S
-            return is_api_stable and (is_old or now - seen.at >= RESERVATION_S)
+            is_old = seen.at_start and now_s - reservation.since >= lasts_s + SKEW_S
+            return is_api_stable and (is_old or now - seen.at >= lasts_s)
 
         return is_expired
 

@@ -168,7 +168,8 @@ class Binder:
         # A cached charge that is being moved may have been reverted since: then the ledger itself has to be asked.
         if snapshot and held and held.moved_from is None and is_covered(snapshot.usage, held, wanted):
             return
-        change = partial(extend_charge, pod=pod.key, charge=wanted, cluster_mode=self._cluster_mode)
+        now_s = int(time.time())
+        change = partial(extend_charge, pod=pod.key, charge=wanted, now_s=now_s, cluster_mode=self._cluster_mode)
         result = self._ledger_writer.apply(namespace, change, max(0.0, deadline - self._clock()))
         if result.reasons:
             self._extender.refuse_model(pod, model)

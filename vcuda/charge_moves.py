@@ -2,7 +2,8 @@
 
 A pod that may run on several models is charged for one of them when it is created. If it is then placed on another one,
 its charge is moved, and holds both until the binding is known: a pod whose binding fails must not have lost the quota
-it was admitted with. Charges are only extended here; the controller lowers them to what a bound pod really holds.
+it was admitted with. Charges are only extended here; the controller lowers them to what a bound pod really holds, and
+reverts those of pods that were not bound after all.
 """
 
 from msgspec.structs import replace
@@ -39,13 +40,21 @@ def is_covered(usage: QuotaUsage, held: Charge, charge: Charge) -> bool:
     return all(amount <= before[key] for key, amount in asked.items())
 
 
-def extend_charge(ledger: Ledger, pod: PodKey, charge: Charge, cluster_mode: Mode = Mode.ENFORCE) -> ChargeResult:
-    """Make the ledger hold a charge for a pod that is about to be bound, beside what it holds already; or refuse it."""
+def extend_charge(
+    ledger: Ledger, pod: PodKey, charge: Charge, now_s: int, cluster_mode: Mode = Mode.ENFORCE
+) -> ChargeResult:
+    """Make the ledger hold a charge for a pod that is about to be bound, beside what it holds already; or refuse it.
+
+    A charge that is moved is a reservation from now on.
+    """
     if ledger.state is not LedgerState.OPEN:
         return ChargeResult(reasons=(ledger_not_open(ledger.state),))
     entry = ledger.entry(pod)
     held = entry[0] if entry else None
     if held is not None and is_covered(ledger.usage, held, charge):
+        if held.moved_from is not None:
+            # By an earlier attempt: from now on, or the controller would revert it during this one.
+            ledger.put(pod, held, now_s)
         return ChargeResult(held)
     if held is None and ledger.size() > MAX_BYTES:
         return ChargeResult(reasons=(ledger_full(len(ledger)),))
@@ -55,7 +64,7 @@ def extend_charge(ledger: Ledger, pod: PodKey, charge: Charge, cluster_mode: Mod
     reasons = move_problems(ledger.usage, held, charge)
     if reasons and ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE:
         return ChargeResult(reasons=reasons)
-    ledger.put(pod, replace(charge, moved_from=held), None)
+    ledger.put(pod, replace(charge, moved_from=held), now_s)
     return ChargeResult(charge, audited=reasons)
 
 
@@ -64,8 +73,16 @@ def revert_charge(ledger: Ledger, pod: PodKey, charge: Charge) -> ChargeResult:
     entry = ledger.entry(pod)
     if entry is None or entry[0].moved_from is None or replace(entry[0], moved_from=None) != charge:
         return ChargeResult(entry[0] if entry else None)
+    return ChargeResult(revert_move(ledger, pod))
+
+
+def revert_move(ledger: Ledger, pod: PodKey) -> Charge | None:
+    """Give a pod the charge it had before it was moved; returns the charge. Does nothing if it is not being moved."""
+    entry = ledger.entry(pod)
+    if entry is None or entry[0].moved_from is None:
+        return entry[0] if entry else None
     ledger.put(pod, entry[0].moved_from, None)
-    return ChargeResult(entry[0].moved_from)
+    return entry[0].moved_from
 
 
 def charge_moving(held: Charge) -> Reason:

@@ -84,6 +84,14 @@ DECODER = decoder_for(LedgerDocument)
 LedgerEntry = tuple[Charge, int | None]
 
 
+class Reservation(Struct, frozen=True):
+    """A pod that is charged, but not known to exist, or that is being moved to another model; `since` is in seconds."""
+
+    pod: PodKey
+    since: int
+    is_move: bool = False
+
+
 def pack_uid(uid: str) -> PodKey:
     """Return the key of a pod; raises a ValueError if the text is not a UID."""
     try:
@@ -143,12 +151,8 @@ class Ledger:
         """Return what a pod is charged; raises a KeyError if it is not."""
         return self._entries[pod][0]
 
-    def reservations(self) -> Iterator[tuple[PodKey, int]]:
-        """Yield the reserved pods, each with the second since when."""
-        for (_, since), pods in self._groups.items():
-            if since is not None:
-                for pod in split_keys(pods):
-                    yield pod, since
+    def reservations(self) -> Iterator[Reservation]:
+        return reservations_of(self.groups())
 
     def pods(self) -> KeysView[PodKey]:
         """Return all charged pods, used and reserved."""
@@ -283,15 +287,20 @@ def decode_ledger(text: str) -> Ledger:
     return ledger
 
 
-def reserved_pods_in(text: str) -> Iterator[PodKey]:
-    """Yield the reserved pods of a stored ledger; none if it is unreadable."""
+def reservations_in(text: str) -> Iterator[Reservation]:
+    """Yield the reservations of a stored ledger; none if it is unreadable."""
     try:
         groups = DECODER.decode(text).groups
     except ValueError:
         return
+    yield from reservations_of(groups)
+
+
+def reservations_of(groups: Iterable[ChargeGroup]) -> Iterator[Reservation]:
     for group in groups:
         if group.since is not None:
-            yield from split_keys(group.pods)
+            is_move = group.charge.moved_from is not None
+            yield from (Reservation(pod, group.since, is_move) for pod in split_keys(group.pods))
 
 
 class ChargeRequest(Struct, frozen=True):

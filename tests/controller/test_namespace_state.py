@@ -1,8 +1,8 @@
 """What the quota controller remembers between reconciles: nothing that happens during a reconcile is lost."""
 
-from controller.accounting import RESERVATION_S
+from controller.accounting import MOVE_S, RESERVATION_S
 from controller.namespace_state import FirstSeen, InitialReconcile, NamespaceStates
-from vcuda.ledger import Ledger
+from vcuda.ledger import Ledger, Reservation
 
 TEAM = "team"
 
@@ -48,10 +48,15 @@ def test_the_cached_ledger_is_used_unless_it_is_older_than_the_last_write_or_quo
 def test_a_reservation_keeps_the_time_at_which_it_was_first_seen() -> None:
     """A reservation that is gone from the ledger is forgotten."""
     states = NamespaceStates()
-    states.reservations_seen(TEAM, ["old"], now=1, at_start=True)
-    seen = states.reservations_seen(TEAM, ["old", "new"], now=2)
-    assert seen == {"old": FirstSeen(1, at_start=True), "new": FirstSeen(2, at_start=False)}
-    assert states.due_times(TEAM) == [1 + RESERVATION_S, 2 + RESERVATION_S]
+    old, new, again = Reservation("old", 7), Reservation("new", 7), Reservation("moved", 8, is_move=True)
+    states.reservations_seen(TEAM, [old, Reservation("moved", 7, is_move=True)], now=1, at_start=True)
+    seen = states.reservations_seen(TEAM, [old, new, again], now=2)
+    assert seen == {
+        old: FirstSeen(1, at_start=True),
+        new: FirstSeen(2, at_start=False),
+        again: FirstSeen(2, at_start=False),
+    }
+    assert states.due_times(TEAM) == [1 + RESERVATION_S, 2 + RESERVATION_S, 2 + MOVE_S]
     assert states.reservations_seen(TEAM, [], now=3) == {}
     assert states.due_times(TEAM) == []
 

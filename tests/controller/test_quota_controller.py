@@ -12,13 +12,16 @@ from cluster.errors import NotFound
 from cluster.in_memory import InMemoryCluster
 from cluster.interface import Selector
 from cluster.objects import CONFIG_MAPS, NAMESPACES, NODES, PODS
+from controller import accounting
 from controller.service import Service
+from ledger.ledger_store import LedgerStore
 from settings.configuration import Configuration, ControllerSettings
 from tests.waiting import eventually
 from vcuda.catalogue import decode_catalogue
+from vcuda.charge_moves import extend_charge
 from vcuda.decision import Unavailable
 from vcuda.dimensions import CORES, MEMORY
-from vcuda.ledger import Ledger, LedgerState, decode_ledger
+from vcuda.ledger import Ledger, LedgerState, decode_ledger, pack_uid
 from vcuda.names import (
     CATALOGUE,
     CATALOGUE_KEY,
@@ -29,6 +32,7 @@ from vcuda.names import (
     STATUS_KEY,
     Names,
 )
+from vcuda.quota_usage import Charge
 from vcuda.strict_yaml import parse_documents
 
 TEAM, SYSTEM = "team", "quotient-system"
@@ -449,3 +453,38 @@ def test_a_corrected_legacy_quota_applies_to_all_namespaces(world: World) -> Non
     assert world.service.quotas.namespace_quotas(TEAM).quotas
     world.cluster.patch(CONFIG_MAPS, "gpuquota", "kube-system", {"data": {"gpu_quota": '{"other": {"quota": {}}}'}})
     eventually(lambda: world.hard("A100") is None, "the end of the quota")
+
+
+def move_charge(world: World, uid: str, model: str) -> None:
+    """Extend a pod's charge as a scheduler does before it binds the pod."""
+    store = LedgerStore(world.cluster, SYSTEM)
+    stored = store.read(TEAM)
+    assert stored is not None
+    ledger = stored.ledger.copy()
+    assert not extend_charge(ledger, pack_uid(uid), Charge(model, 50, 256), int(time.time())).reasons
+    store.write(stored, ledger)
+
+
+@pytest.mark.parametrize("lasts_s", [90, 1])
+def test_a_moved_charge_is_reverted_if_the_pod_is_not_bound_in_time(
+    world: World, monkeypatch: pytest.MonkeyPatch, lasts_s: int
+) -> None:
+    """The scheduler may have been killed between the two writes: the pod must not hold two models for ever."""
+    monkeypatch.setattr(accounting, "MOVE_S", lasts_s)
+    world.node("a", ("A100", 40960))
+    world.node("b", ("T4", 15360))
+    world.quota("types: {A100: {cores: 100}, T4: {cores: 100}}")
+    world.start()
+    uid = world.pod("p", 50, models="A100,T4")
+    eventually(lambda: world.taken("A100") == 50)
+    move_charge(world, uid, "T4")
+    assert (world.taken("A100"), world.taken("T4")) == (50, 50)
+    if lasts_s == 1:
+        eventually(lambda: (world.taken("A100"), world.taken("T4")) == (50, 0), "the former charge")
+        assert not list(world.ledger().reservations())
+    else:
+        world.pod("other", 10, models="A100")
+        eventually(lambda: world.taken("A100") == 60, "another reconcile")
+        assert world.taken("T4") == 50
+        world.cluster.bind("p", TEAM, "b", uid=uid, annotations={})
+        eventually(lambda: (world.taken("A100"), world.taken("T4")) == (10, 50), "the charge of the node")

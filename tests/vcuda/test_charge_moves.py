@@ -32,12 +32,12 @@ def test_a_charge_is_extended_as_far_as_the_quota_allows(
     ledger, key = open_ledger(), pod()
     if before is not None:
         ledger.put(key, before, 1)
-    result = extend_charge(ledger, key, wanted)
+    result = extend_charge(ledger, key, wanted, 1)
     if refused is None:
         assert result.charge == wanted
         entry = ledger.entry(key)
         assert entry is not None
-        assert (entry[0].model, entry[0].moved_from, entry[1]) == (wanted.model, before, None)
+        assert (entry[0].model, entry[0].moved_from, entry[1]) == (wanted.model, before, 1)
     else:
         assert result.reasons
         assert ledger.entry(key) == (None if before is None else (before, 1))
@@ -58,7 +58,7 @@ def test_a_charge_that_covers_the_placement_is_not_written_again(wanted: Charge,
     ledger.put(key, A100, None)
     assert is_covered(ledger.usage, A100, wanted) is covered
     changes = ledger.changes
-    extend_charge(ledger, key, wanted)
+    extend_charge(ledger, key, wanted, 1)
     assert (ledger.changes == changes) is covered
 
 
@@ -66,7 +66,7 @@ def test_a_moved_charge_holds_both_models_until_its_binding_is_known() -> None:
     """Otherwise another pod could take the room of either, and one of the two could not run."""
     ledger, key = open_ledger(), pod()
     ledger.put(key, A100, None)
-    extend_charge(ledger, key, T4)
+    extend_charge(ledger, key, T4, 1)
     taken = ledger.usage.taken
     assert (taken["team/q", "A100", CORES], taken["team/q", "T4", CORES]) == (50, 30)
 
@@ -75,15 +75,15 @@ def test_a_moved_charge_counts_once_against_a_common_limit() -> None:
     """A namespace whose limit over all models is full can still move its pods."""
     ledger, key = open_ledger('types: {"*": {cores: 50}}\nunlisted: allow'), pod()
     ledger.put(key, A100, None)
-    assert not extend_charge(ledger, key, T4).reasons
+    assert not extend_charge(ledger, key, T4, 1).reasons
     assert ledger.usage.taken["team/q", "*", CORES] == 50
 
 
 def test_a_failed_binding_gives_back_the_charge_that_the_pod_was_admitted_with() -> None:
     ledger, key = open_ledger("types: {A100: {cores: 100}, T4: {cores: 50}, V100: {cores: 50}}"), pod()
     ledger.put(key, A100, None)
-    extend_charge(ledger, key, T4)
-    assert extend_charge(ledger, key, Charge("V100", 50, 0)).reasons, "it is being moved by another replica"
+    extend_charge(ledger, key, T4, 1)
+    assert extend_charge(ledger, key, Charge("V100", 50, 0), 1).reasons, "it is being moved by another replica"
     assert revert_charge(ledger, key, Charge("V100", 50, 0)).charge == replace(T4, moved_from=A100), "not ours"
     assert revert_charge(ledger, key, T4).charge == A100
     assert ledger.entry(key) == (A100, None)
@@ -94,14 +94,14 @@ def test_a_pod_keeps_its_charge_in_a_namespace_that_exceeds_its_quota() -> None:
     """Only a charge that grows is checked."""
     ledger, key = open_ledger("types: {A100: {cores: 10, memory: 1Mi}}"), pod()
     ledger.put(key, A100, 1)
-    assert extend_charge(ledger, key, A100).reasons == ()
-    assert extend_charge(ledger, key, Charge("A100", 51, 10)).reasons
+    assert extend_charge(ledger, key, A100, 1).reasons == ()
+    assert extend_charge(ledger, key, Charge("A100", 51, 10), 1).reasons
 
 
 def test_audit_mode_moves_beyond_the_quota() -> None:
     ledger, key = open_ledger(), pod()
     ledger.put(key, A100, None)
-    result = extend_charge(ledger, key, Charge("T4", 60, 0), Mode.AUDIT)
+    result = extend_charge(ledger, key, Charge("T4", 60, 0), 1, Mode.AUDIT)
     assert (result.reasons, result.audited[0].code) == ((), Code.QUOTA_EXCEEDED)
 
 
@@ -114,10 +114,10 @@ def test_moves_never_exceed_the_quota(moves: list[tuple[Charge, Charge, bool]]) 
     ledger = open_ledger('types: {A100: {cores: 100}, T4: {cores: 50}, "*": {cores: 120}}')
     for first, second, fails in moves:
         key = pod()
-        if extend_charge(ledger, key, first).reasons:
+        if extend_charge(ledger, key, first, 1).reasons:
             continue
         granted = not move_problems(ledger.usage, first, second)
-        assert bool(extend_charge(ledger, key, second).reasons) is not granted
+        assert bool(extend_charge(ledger, key, second, 1).reasons) is not granted
         if fails:
             revert_charge(ledger, key, second)
         assert not ledger.usage.hard.exceeded(ledger.usage.taken)

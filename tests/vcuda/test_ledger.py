@@ -23,8 +23,8 @@ from vcuda.ledger import (
     merge_newer_quotas,
     pack_uid,
     reconcile_quotas,
+    reservations_in,
     reserve,
-    reserved_pods_in,
     unpack_uid,
 )
 from vcuda.namespace_policy import Mode
@@ -116,7 +116,7 @@ def test_a_ledger_is_read_as_it_was_written(entries: list[tuple[uuid.UUID, Charg
     assert set(again.pods()) == set(ledger.pods())
     assert all(again.entry(key) == ledger.entry(key) for key in ledger.pods())
     assert again.usage.taken == ledger.usage.taken
-    assert set(reserved_pods_in(encode_ledger(ledger))) == {key for key, _ in ledger.reservations()}
+    assert set(reservations_in(encode_ledger(ledger))) == set(ledger.reservations())
 
 
 @given(st.lists(st.tuples(st.sampled_from("pra"), st.integers(0, 5), st.sampled_from([A100, T4])), max_size=40))
@@ -191,7 +191,7 @@ def test_nothing_is_charged_before_all_charges_are_known(state: LedgerState, mes
     ledger = open_ledger()
     ledger.set_state(state, "u")
     changes = ledger.changes
-    for result in (reserve(ledger, request_for(pod()), 1, Mode.ENFORCE), extend_charge(ledger, pod(), A100)):
+    for result in (reserve(ledger, request_for(pod()), 1, Mode.ENFORCE), extend_charge(ledger, pod(), A100, 1)):
         assert [reason.code for reason in result.reasons] == [Code.LEDGER_NOT_OPEN]
         assert message in result.reasons[0].message
     audited = reserve(ledger, request_for(pod()), 1, Mode.AUDIT)
@@ -223,7 +223,7 @@ def test_a_ledger_never_outgrows_its_configmap() -> None:
     assert len(encode_ledger(ledger)) < 1 << 20
     (reason,) = reserve(ledger, request_for(pod()), 1, Mode.ENFORCE).reasons
     assert f"is full with {len(keys)} pods" in reason.message
-    assert extend_charge(ledger, pod(), A100).reasons
+    assert extend_charge(ledger, pod(), A100, 1).reasons
     ledger.release(keys[0])
     assert len(keys) > 30_000
 
@@ -284,7 +284,7 @@ def test_reconciling_removes_only_quotas_that_are_confirmed_to_be_gone() -> None
 def test_an_unreadable_ledger_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decode_ledger(text)
-    assert list(reserved_pods_in(text)) == []
+    assert list(reservations_in(text)) == []
 
 
 def test_a_ledger_that_charges_a_pod_twice_is_rejected() -> None:
