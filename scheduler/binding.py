@@ -27,7 +27,7 @@ from vcuda.charging import PodDemand
 from vcuda.decision import Unavailable
 from vcuda.namespace_policy import Mode
 from vcuda.node_fit import FitQuery
-from vcuda.placement import InsufficientGpus, PlacedSlices, placement_problem
+from vcuda.placement import InsufficientGpus, PlacedSlices, placed_model, placement_problem
 from vcuda.placement_annotation import encode_placement
 from vcuda.scheme import Scheme
 
@@ -162,7 +162,10 @@ class Binder:
         snapshot = self._ledgers.snapshot(namespace)
         if not self._ledgers.needs_charge(namespace, snapshot):
             return
-        model, card_mib = self._placed_model(claim.node, claim.placed)
+        try:
+            model, card_mib = placed_model(claim.placed, self._state.table.gpus(claim.node))
+        except KeyError:
+            raise BindFailed(f"node {claim.node} does not have the claimed GPUs any more") from None
         wanted = charge_for(model, PodDemand(pod.request, self._scheme.unit_mib), card_mib)
         held = snapshot.charge(pod.key) if snapshot and snapshot.is_open else None
         # A cached charge that is being moved may have been reverted since: then the ledger itself has to be asked.
@@ -175,14 +178,6 @@ class Binder:
             self._extender.refuse_model(pod, model)
             raise BindFailed(self._reporter.report_charge_refused(pod, claim.node, result))
         claim.extended = wanted
-
-    def _placed_model(self, node: str, placed: PlacedSlices) -> tuple[str, int]:
-        """Return the model of a placement's GPUs, and the memory of the largest of them."""
-        uuids = {each.uuid for slices in placed.values() for each in slices}
-        gpus = [gpu for gpu in self._state.table.gpus(node) if gpu.uuid in uuids]
-        if not gpus:
-            raise BindFailed(f"node {node} does not have the claimed GPUs any more")
-        return gpus[0].model, max(gpu.memory_mib for gpu in gpus)
 
     def _write_binding(self, pod: SchedulerPod, claim: Claim, deadline: float) -> None:
         """Write the Binding, until it succeeds, fails for good, or the deadline is over."""

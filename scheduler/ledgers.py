@@ -3,11 +3,13 @@
 A ledger is decoded only when a pod of its namespace is filtered: a busy namespace writes it many times a second.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cluster.informer import Informer
 from cluster.interface import Cluster
@@ -22,7 +24,7 @@ from vcuda.ledger import PodKey
 from vcuda.ledger_snapshot import LedgerSnapshot, decode_snapshot
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX
 from vcuda.namespace_policy import Mode
-from vcuda.quota_usage import Charge
+from vcuda.quota_usage import Charge, QuotaUsage
 from vcuda.request import PodRequest
 
 # A ledger is written before its pod is created, but the two arrive by different watches. A pod that is filtered before
@@ -132,6 +134,28 @@ class LedgerCache:
             return Grant(is_charged=False)
         models, refusals = granted_models(snapshot, charge, PodDemand(request, unit_mib), cards)
         return Grant(is_charged=True, models=models, pools=snapshot.policy.pools, refusals=refusals)
+
+
+class TrialCharges:
+    """Charges of pods that are tried together, on top of the ledgers: what one is granted, the next cannot have."""
+
+    def __init__(self, ledgers: LedgerCache) -> None:
+        self._ledgers = ledgers
+        self._usages: dict[str, QuotaUsage] = {}
+
+    def move(self, namespace: str, pod: PodKey, wanted: Charge) -> bool:
+        """Charge a pod for the model it is placed on; returns whether its quota allows that."""
+        snapshot = self._ledgers.snapshot(namespace)
+        held = snapshot.charge(pod) if snapshot else None
+        if snapshot is None or held is None or not self._ledgers.needs_charge(namespace, snapshot):
+            return True
+        usage = self._usages.get(namespace) or copy.copy(snapshot.usage)
+        if not is_covered(usage, held, wanted):
+            if move_problems(usage, held, wanted):
+                return False
+            usage.taken += usage.charged_by_limit(replace(wanted, moved_from=held)) - usage.charged_by_limit(held)
+        self._usages[namespace] = usage
+        return True
 
 
 def granted_models(

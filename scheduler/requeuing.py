@@ -2,22 +2,26 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
+from msgspec.structs import replace
 
 from cluster.errors import ApiError, Conflict, NotFound
 from cluster.interface import Cluster
 from cluster.objects import PODS
 from scheduler.cluster_state import ClusterState
 from scheduler.extender import Extender
+from scheduler.ledgers import LedgerCache, TrialCharges, charge_for
 from scheduler.pods import SchedulerPod
 from scheduler.waiting_pods import Candidate, WaitingPods
+from vcuda.charging import PodDemand
 from vcuda.decision import Unavailable
 from vcuda.gpu_table import GpuTable
 from vcuda.names import Names
 from vcuda.node_fit import FitQuery, NodeFitter, NodeProblem, class_key, place_on_node
-from vcuda.placement import InsufficientGpus, peak_usage
+from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, placed_model
 
 # kube-scheduler requeues most pods itself, within milliseconds of the event that made room. This long is left to it.
 DELAY_S = 0.2
@@ -39,10 +43,11 @@ class Requeuer:
         state: ClusterState,
         waiting: WaitingPods,
         extender: Extender,
+        ledgers: LedgerCache,
         is_active: Callable[[], bool],
     ) -> None:
         self._cluster, self._names, self._state = cluster.with_timeout(CALL_TIMEOUT_S), names, state
-        self._waiting, self._extender, self._is_active = waiting, extender, is_active
+        self._waiting, self._extender, self._ledgers, self._is_active = waiting, extender, ledgers, is_active
         self._room = threading.Event()
         self._stopping = threading.Event()
         self.requeued = 0
@@ -131,20 +136,19 @@ class Requeuer:
         if all(query is None for _, _, query in queries):
             return [(pod, "") for pod, _, _ in queries]
         with self._state.lock:
-            trial = self._state.table.copy()
-        fitter = NodeFitter(trial)
-        everywhere = list(trial.names())
-        for _, expected, query in requeued:
+            trial = Trial(self._state.table.copy(), TrialCharges(self._ledgers))
+        for pod, expected, query in requeued:
             if query is not None:
-                take_best(trial, fitter, expected, query)
+                trial.take_best(pod, expected, query)
         hopeless: set[tuple[object, ...]] = set()
         for pod, nodes, query in queries:
             node = ""
             if query is not None:
-                key = (*class_key(query), pod.workload if query.excluded else "", tuple(nodes or ()))
-                # Room only shrinks during a pass: where one pod does not fit, an equal one does not either.
+                group = pod.workload if query.excluded else (pod.metadata.namespace, "")
+                key = (*class_key(query), group, tuple(nodes or ()))
+                # Room and quota only shrink during a pass: where one pod does not fit, an equal one does not either.
                 if key not in hopeless:
-                    node = take_best(trial, fitter, everywhere if nodes is None else nodes, query)
+                    node = trial.take_best(pod, nodes, query)
                     hopeless |= set() if node else {key}
             chosen.append((pod, node))
         return chosen
@@ -173,15 +177,31 @@ class Requeuer:
         return 1
 
 
-def take_best(table: GpuTable, fitter: NodeFitter, names: list[str], query: FitQuery) -> str:
-    """Take GPUs for a pod on the best of these nodes; returns the node, empty if it fits on none."""
-    fits = fitter.fit(names, query)
-    for position in fits.ranked():
-        name: str = fits.names[position]
-        try:
-            placed = place_on_node(query, name, table.available_gpus(name))
-        except InsufficientGpus:
-            continue
-        table.take(name, peak_usage(query.request, placed))
-        return name
-    return ""
+class Trial:
+    """GPUs and quotas while pods are tried together, without an effect on the cluster."""
+
+    def __init__(self, table: GpuTable, charges: TrialCharges) -> None:
+        self._table, self._charges = table, charges
+        self._fitter = NodeFitter(table)
+        self._everywhere = list(table.names())
+
+    def take_best(self, pod: SchedulerPod, names: list[str] | None, query: FitQuery) -> str:
+        """Take GPUs and quota for a pod on the best of these nodes, or of all; returns the node, empty if none fits."""
+        nodes = self._everywhere if names is None else names
+        while (best := self._place_on_best(nodes, query)) is not None:
+            name, placed = best
+            model, card_mib = placed_model(placed, self._table.gpus(name))
+            wanted = charge_for(model, PodDemand(query.request, query.unit_mib), card_mib)
+            if self._charges.move(pod.metadata.namespace, pod.key, wanted):
+                self._table.take(name, peak_usage(query.request, placed))
+                return name
+            query = replace(query, granted=(query.granted or frozenset()) - {model})
+        return ""
+
+    def _place_on_best(self, names: list[str], query: FitQuery) -> tuple[str, PlacedSlices] | None:
+        fits = self._fitter.fit(names, query)
+        for position in fits.ranked():
+            name: str = fits.names[position]
+            with suppress(InsufficientGpus):
+                return name, place_on_node(query, name, self._table.available_gpus(name))
+        return None

@@ -101,6 +101,7 @@ class Service:
             state=self.state,
             waiting=self.waiting,
             extender=self.extender,
+            ledgers=self.ledgers,
             is_active=self.is_active,
         )
         self.explanations = explanation_queue(self.extender, self.is_active)

@@ -374,6 +374,13 @@ def promised_usage(
     return peak_usage(request, slices_on_cards(request, card_uuids(placed), gpus, unit_mib))
 
 
+def placed_model(placed: PlacedSlices, gpus: Iterable[Gpu]) -> tuple[str, int]:
+    """Return the model of a placement, and the memory of its largest GPU; raises a KeyError if a GPU is not known."""
+    known = {gpu.uuid: gpu for gpu in gpus}
+    used = [known[each.uuid] for slices in placed.values() for each in slices]
+    return used[0].model, max(gpu.memory_mib for gpu in used)
+
+
 def peak_usage(request: PodRequest, placed: Mapping[str, Sequence[GpuSlice]]) -> dict[str, GpuUsage]:
     """Return the most that a pod takes of each GPU in any phase, for cores and memory each."""
     phases = running_phases(request)

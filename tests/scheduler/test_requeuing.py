@@ -118,6 +118,25 @@ def test_a_pod_is_requeued_when_its_quota_is_raised() -> None:
         world.stop()
 
 
+def test_as_many_pods_are_requeued_as_the_raised_quota_allows() -> None:
+    world = World(quota="types: {T4: {cores: 1000}}").start()
+    try:
+        world.add_node("v100", 4, "V100")
+        pods = [world.add_pod(f"p{number}") for number in range(4)]
+        for pod in pods:
+            assert not world.filter(pod)["NodeNames"]
+        stored = world.store.read(TEAM)
+        assert stored is not None
+        ledger = stored.ledger.copy()
+        ledger.set_quotas([parse_quota("types: {T4: {cores: 1000}, V100: {cores: 120}}", "team/q")], 2)
+        world.store.write(stored, ledger)
+        eventually(lambda: any(is_requeued(world, pod) for pod in pods), "requeued pods")
+        world.service.requeuer.requeue_fitting()
+        assert sum(is_requeued(world, pod) for pod in pods) == 2
+    finally:
+        world.stop()
+
+
 def test_a_pod_that_is_gone_is_not_waited_for(full: World) -> None:
     refuse(full, "p")
     full.cluster.delete(PODS, "p", TEAM, grace_s=0)
@@ -143,13 +162,10 @@ def test_a_pod_that_kube_scheduler_never_asks_about_is_requeued_ever_less_often(
     full.service.waiting._clock = lambda: now[0]
     count = 0
     for number in range(12):
-        other = full.add_pod(f"other{number}", container(cores=1))
-        full.service.state.handle_pod(None, None)
         full.service.requeuer.note_room("a")
         full.service.state.table.set_node("a", [gpu("a", number)])
         count += full.service.requeuer.requeue_fitting()
         now[0] += 20.0
-        full.cluster.delete(PODS, other.metadata.name, TEAM, grace_s=0)
     assert full.service.waiting.get(pod.metadata.uid) is not None
     assert 1 <= count <= 2
 

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -220,7 +219,3 @@ class World:
         assert not self.bind(pod, node)
         eventually(lambda: self.service.state.claim(pod.metadata.uid) is None, "the bound pod in the watch")
         return node
-
-
-def new_uid() -> str:
-    return str(uuid.uuid4())
