@@ -5,7 +5,7 @@ import threading
 from typing import Protocol
 
 
-class Service(Protocol):
+class Process(Protocol):
     """A component's process; `run` returns after `ending` was set."""
 
     ending: threading.Event
@@ -13,7 +13,7 @@ class Service(Protocol):
     def run(self) -> None: ...
 
 
-def run_until_signalled(service: Service) -> None:
+def run_until_signalled(service: Process) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.ending.set())
     service.run()

@@ -116,7 +116,7 @@ def kube_scheduler_text(pod: PodDetails, events: Iterable[EventDetails]) -> str:
 
 def other_problems(message: str) -> list[str]:
     """Return the problems in a message of kube-scheduler that are not those of Quotient's extender."""
-    from vcuda.node_fit import TEXTS  # noqa: PLC0415 - loads numpy, and `quotient --help` imports every command
+    from vcuda.node_problem import TEXTS  # noqa: PLC0415 - loads numpy, and `quotient --help` imports every command
 
     _, _, problems = message.rstrip(". ").partition(NODES_AVAILABLE)
     texts = [part.strip(". ").partition(" ")[2] for part in problems.split(", ")] if problems else [message]

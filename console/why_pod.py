@@ -18,7 +18,7 @@ from console.why_facts import (
 )
 from console.why_next import next_step
 from console.why_quota import charged_text, placed_gpus, waiting_reason
-from console.why_steps import Explanation, Step, age_s, event_step, format_age, latest
+from console.why_steps import Explanation, WhyStep, age_s, event_step, format_age, latest
 from vcuda.limits import ContainerLimits, decode_limits, limits_of
 from vcuda.names import CONTROLLER, SCHEDULER
 from vcuda.namespace_policy import CoreLimitPolicy
@@ -33,7 +33,7 @@ def explain_pod(facts: PodFacts) -> Explanation:
     metadata = facts.pod.metadata
     steps = [*request_steps(facts), *waiting_steps(facts), *placed_steps(facts), *container_steps(facts)]
     steps += [*end_steps(facts), *deletion_steps(facts)]
-    steps += [Step("unknown", f"{what} could not be read: {error}") for what, error in facts.unread.items()]
+    steps += [WhyStep("unknown", f"{what} could not be read: {error}") for what, error in facts.unread.items()]
     return Explanation(
         object=f"pod {metadata.namespace}/{metadata.name}",
         found=True,
@@ -57,19 +57,19 @@ def summary_of(facts: PodFacts) -> str:
     return f"{phase}{duration}" + (", being deleted" if facts.state is State.DELETING else "")
 
 
-def request_steps(facts: PodFacts) -> Iterator[Step]:
+def request_steps(facts: PodFacts) -> Iterator[WhyStep]:
     """Tell what the pod asked for, and whether Quotient admitted and charged it."""
     request, annotations = facts.request, facts.pod.metadata.annotations
     if not request.is_gpu:
-        yield Step("asked", "no GPU: Quotient decides nothing about this pod")
+        yield WhyStep("asked", "no GPU: Quotient decides nothing about this pod")
         return
     admitted = decode_limits(annotations.get(facts.scheme.names.limits, ""))
     limits = admitted or limits_of(request, facts.options, CoreLimitPolicy(), facts.scheme.unit_mib)
     containers = [f"container {name}: {describe_limits(each)}" for name, each in limits.containers.items()]
-    yield Step("asked", "; ".join([*containers, *describe_options(facts.options)]))
+    yield WhyStep("asked", "; ".join([*containers, *describe_options(facts.options)]))
     if admitted is None:
         text = "not by Quotient's webhook: created before it, in audit mode, or while disarmed"
-        yield Step("admitted", text)
+        yield WhyStep("admitted", text)
     if facts.state is not State.ENDED:
         yield from charge_steps(facts)
 
@@ -95,47 +95,49 @@ def describe_options(options: PodOptions) -> Iterator[str]:
         yield f"not on the same {options.spread_members} as other pods of its workload"
 
 
-def charge_steps(facts: PodFacts) -> Iterator[Step]:
+def charge_steps(facts: PodFacts) -> Iterator[WhyStep]:
     metadata = facts.pod.metadata
     if reason := waiting_reason(facts.quota_status or {}, metadata.name):
-        yield Step("charged", f"not yet: {reason}", CONTROLLER)
+        yield WhyStep("charged", f"not yet: {reason}", CONTROLLER)
     elif is_uncharged(facts) and (event := facts.own_event):
         yield event_step("charged", event, facts.now, f"not yet: {event.message}")
     elif facts.quota_status is not None:
         gpus, unit_mib = placed_gpus(facts.pod, facts.node, facts.scheme), facts.scheme.unit_mib
-        yield Step("charged", charged_text(facts.request, facts.options, gpus, facts.quota_status, unit_mib))
+        yield WhyStep("charged", charged_text(facts.request, facts.options, gpus, facts.quota_status, unit_mib))
     elif "quota" not in facts.unread:
-        yield Step("charged", f"namespace {metadata.namespace} has no GPU quota: nothing is limited")
+        yield WhyStep("charged", f"namespace {metadata.namespace} has no GPU quota: nothing is limited")
 
 
-def waiting_steps(facts: PodFacts) -> Iterator[Step]:
+def waiting_steps(facts: PodFacts) -> Iterator[WhyStep]:
     """Tell why a pod has no node yet."""
     if facts.state is not State.PENDING:
         return
     spec = facts.pod.spec
     if spec.scheduling_gates:
-        yield Step("gated", f"no scheduler considers the pod: {gates_of(facts)}")
+        yield WhyStep("gated", f"no scheduler considers the pod: {gates_of(facts)}")
         return
     if facts.request.is_gpu and scheduler_of(facts) != SCHEDULER:
-        yield Step("scheduler", f"schedulerName is {scheduler_of(facts)}: Quotient's scheduler does not place this pod")
+        yield WhyStep(
+            "scheduler", f"schedulerName is {scheduler_of(facts)}: Quotient's scheduler does not place this pod"
+        )
     own, message = facts.own_event, kube_scheduler_message(facts)
     if own and not is_uncharged(facts):
         yield event_step("placing", own, facts.now)
     if message and (own is None or other_problems(message)):
         event = latest(each for each in facts.events if each.reason == FAILED_SCHEDULING)
-        yield Step("placing", message, "kube-scheduler", age_s(facts.now, event.seen_at) if event else None)
+        yield WhyStep("placing", message, "kube-scheduler", age_s(facts.now, event.seen_at) if event else None)
     if not own and not message:
-        yield Step("placing", f"no scheduler has reported anything; schedulerName is {scheduler_of(facts)}")
+        yield WhyStep("placing", f"no scheduler has reported anything; schedulerName is {scheduler_of(facts)}")
 
 
-def placed_steps(facts: PodFacts) -> Iterator[Step]:
+def placed_steps(facts: PodFacts) -> Iterator[WhyStep]:
     """Tell which node and GPUs the pod got, and whether they work."""
     name = facts.pod.spec.node_name
     if not name:
         return
-    yield Step("placed", f"node {name}" + (f": {describe_gpus(facts)}" if facts.request.is_gpu else ""))
+    yield WhyStep("placed", f"node {name}" + (f": {describe_gpus(facts)}" if facts.request.is_gpu else ""))
     if facts.state is not State.ENDED and (problem := node_problem(facts)):
-        yield Step("node", problem)
+        yield WhyStep("node", problem)
 
 
 def describe_gpus(facts: PodFacts) -> str:
@@ -150,20 +152,20 @@ def describe_gpus(facts: PodFacts) -> str:
     )
 
 
-def container_steps(facts: PodFacts) -> Iterator[Step]:
+def container_steps(facts: PodFacts) -> Iterator[WhyStep]:
     """Tell which containers wait or restarted, and what the kubelet says."""
     if facts.state in (State.PENDING, State.ENDED):
         return
     problems = [each for each in facts.pod.status.all_containers if describe_trouble(each)]
     for each in problems:
-        yield Step("starting" if facts.state is State.PLACED else "containers", describe_trouble(each))
+        yield WhyStep("starting" if facts.state is State.PLACED else "containers", describe_trouble(each))
     warning = latest(each for each in facts.events if each.component == KUBELET and each.type == "Warning")
     if warning is not None and (problems or facts.state is State.PLACED):
         yield event_step("kubelet", warning, facts.now, f"{warning.reason}: {warning.message}")
     elif not problems and facts.state is State.RUNNING:
-        yield Step("running", "all containers run")
+        yield WhyStep("running", "all containers run")
     elif not problems and facts.state is State.PLACED:
-        yield Step("starting", "the kubelet has not started the containers yet")
+        yield WhyStep("starting", "the kubelet has not started the containers yet")
 
 
 def describe_trouble(status: ContainerStatusDetails) -> str:
@@ -179,19 +181,21 @@ def describe_trouble(status: ContainerStatusDetails) -> str:
     return text
 
 
-def end_steps(facts: PodFacts) -> Iterator[Step]:
+def end_steps(facts: PodFacts) -> Iterator[WhyStep]:
     if facts.state is not State.ENDED:
         return
     status = facts.pod.status
     if status.message:
-        yield Step("ended", f"{status.reason}: {status.message}" if status.reason else status.message)
+        yield WhyStep("ended", f"{status.reason}: {status.message}" if status.reason else status.message)
     for each in status.all_containers:
         if (end := each.state.terminated) is not None:
             details = ": ".join(filter(None, (end.reason, end.message)))
-            yield Step("ended", f"container {each.name}: code {end.exit_code}" + (f" ({details})" if details else ""))
+            yield WhyStep(
+                "ended", f"container {each.name}: code {end.exit_code}" + (f" ({details})" if details else "")
+            )
 
 
-def deletion_steps(facts: PodFacts) -> Iterator[Step]:
+def deletion_steps(facts: PodFacts) -> Iterator[WhyStep]:
     metadata = facts.pod.metadata
     if not metadata.deletion_timestamp:
         return
@@ -200,4 +204,4 @@ def deletion_steps(facts: PodFacts) -> Iterator[Step]:
     text += format_age(abs(overdue_s)) + ("" if overdue_s < 0 else " ago")
     if metadata.finalizers:
         text += f"; finalizers: {', '.join(metadata.finalizers)}"
-    yield Step("deleting", f"{text}; it counts against the quota until it is gone")
+    yield WhyStep("deleting", f"{text}; it counts against the quota until it is gone")

@@ -11,7 +11,7 @@ from cluster.object_details import EventDetails
 AGE_UNITS = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (120, 60, "min"))
 
 
-class Step(Struct, frozen=True, rename="camel", omit_defaults=True):
+class WhyStep(Struct, frozen=True, rename="camel", omit_defaults=True):
     """One step: what happened, and for an event, which component reported it and how long ago."""
 
     step: str
@@ -32,7 +32,7 @@ class Explanation(Struct, frozen=True, rename="camel", kw_only=True):
     found: bool
     state: str
     summary: str
-    steps: tuple[Step, ...]
+    steps: tuple[WhyStep, ...]
     next: str
 
     def lines(self) -> list[str]:
@@ -61,8 +61,8 @@ def age_s(now: datetime, stamp: str | datetime | None) -> int | None:
     return max(0, int((now - since) / timedelta(seconds=1)))
 
 
-def event_step(step: str, event: EventDetails, now: datetime, text: str = "") -> Step:
-    return Step(step, text or event.message, event.component, age_s(now, event.seen_at))
+def event_step(step: str, event: EventDetails, now: datetime, text: str = "") -> WhyStep:
+    return WhyStep(step, text or event.message, event.component, age_s(now, event.seen_at))
 
 
 def latest(events: Iterable[EventDetails]) -> EventDetails | None:

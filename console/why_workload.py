@@ -8,7 +8,7 @@ from msgspec import Struct
 from cluster.object_details import EventDetails, PodDetails
 from cluster.objects import Workload
 from console.printing import count_of
-from console.why_steps import Explanation, Step, age_s, event_step, latest
+from console.why_steps import Explanation, WhyStep, age_s, event_step, latest
 from vcuda.workload_kinds import WORKLOAD_KINDS, WorkloadKind
 
 FAILED_CREATE = "FailedCreate"
@@ -99,14 +99,14 @@ def explain_workload(facts: WorkloadFacts) -> Explanation:
     )
 
 
-def workload_steps(facts: WorkloadFacts, refusal: EventDetails | None) -> Iterator[Step]:
+def workload_steps(facts: WorkloadFacts, refusal: EventDetails | None) -> Iterator[WhyStep]:
     if refusal:
         yield refusal_step(refusal, facts.now)
     pending = pending_pods(owned_pods(facts))
     for pod in pending[:MAX_PODS_SHOWN]:
-        yield Step("pending", pod.metadata.name, "", age_s(facts.now, pod.metadata.creation_timestamp))
+        yield WhyStep("pending", pod.metadata.name, "", age_s(facts.now, pod.metadata.creation_timestamp))
     if len(pending) > MAX_PODS_SHOWN:
-        yield Step("pending", f"and {len(pending) - MAX_PODS_SHOWN} more")
+        yield WhyStep("pending", f"and {len(pending) - MAX_PODS_SHOWN} more")
     yield from unread_steps(facts.unread)
 
 
@@ -140,7 +140,7 @@ def is_part(facts: WorkloadFacts, kind: str, name: str) -> bool:
     return is_child or (kind, name) == (facts.kind.kind, facts.name)
 
 
-def refusal_step(event: EventDetails, now: datetime) -> Step:
+def refusal_step(event: EventDetails, now: datetime) -> WhyStep:
     return event_step("refused", event, now, f"{owner_of(event)}: {event.message}")
 
 
@@ -160,5 +160,5 @@ def count_phases(pods: Sequence[PodDetails]) -> str:
     return count_of(len(pods), "pod") + (f" ({', '.join(counts)})" if counts else "")
 
 
-def unread_steps(unread: dict[str, str]) -> list[Step]:
-    return [Step("unknown", f"{what} could not be read: {error}") for what, error in unread.items()]
+def unread_steps(unread: dict[str, str]) -> list[WhyStep]:
+    return [WhyStep("unknown", f"{what} could not be read: {error}") for what, error in unread.items()]

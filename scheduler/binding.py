@@ -25,8 +25,8 @@ from scheduler.reporting import Reporter
 from vcuda.charge_moves import extend_charge, is_covered, revert_charge
 from vcuda.charging import PodDemand
 from vcuda.decision import Unavailable
+from vcuda.fit_query import FitQuery
 from vcuda.namespace_policy import Mode
-from vcuda.node_fit import FitQuery
 from vcuda.placement import InsufficientGpus, PlacedSlices, placed_model, placement_problem
 from vcuda.placement_annotation import encode_placement
 from vcuda.scheme import Scheme

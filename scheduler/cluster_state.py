@@ -14,11 +14,12 @@ from msgspec import Struct
 from cluster.gpu_nodes import GpuNode
 from scheduler.pods import SchedulerPod, bound_usage
 from vcuda.decision import Unavailable
+from vcuda.fit_query import FitQuery, place_on_node
 from vcuda.fit_summary import Refusals, describe_fits
 from vcuda.gpu_availability import GpuAvailability, GpuUsage
 from vcuda.gpu_table import GpuTable
 from vcuda.inventory import unavailable_reason
-from vcuda.node_fit import FitQuery, NodeFits, NodeFitter, place_on_node
+from vcuda.node_fit import NodeFits, NodeFitter
 from vcuda.placement import PlacedSlices, peak_usage
 from vcuda.pod_options import SpreadMembers
 from vcuda.quota_usage import Charge

@@ -16,6 +16,7 @@ import msgspec
 
 from cluster.authorization import CachedAuthorizer
 from scheduler.pods import SchedulerPod
+from settings.probes import TEXT
 from vcuda.decision import Unavailable
 
 # Older ones are dropped.
@@ -23,7 +24,7 @@ MAX_DECISIONS = 1000
 PATH = "/decisions"
 
 
-class DecisionLog:
+class PlacementLog:
     """Ring buffer of the last decisions. Thread-safe. The same decision about a pod is not repeated."""
 
     def __init__(self, max_decisions: int = MAX_DECISIONS) -> None:
@@ -60,7 +61,7 @@ class DecisionLog:
 
 
 def list_decisions(
-    decisions: DecisionLog, authorizer: CachedAuthorizer, environ: WSGIEnvironment
+    decisions: PlacementLog, authorizer: CachedAuthorizer, environ: WSGIEnvironment
 ) -> tuple[str, str, bytes]:
     """Answer `GET /decisions`; 401 or 403 if the Authorization header does not permit it."""
     try:
@@ -68,7 +69,7 @@ def list_decisions(
     except Unavailable as error:
         refused = 503, str(error)
     if refused is not None:
-        return f"{refused[0]} {HTTPStatus(refused[0]).phrase}", "text/plain; charset=utf-8", f"{refused[1]}\n".encode()
+        return f"{refused[0]} {HTTPStatus(refused[0]).phrase}", TEXT, f"{refused[1]}\n".encode()
     query = parse_qs(environ.get("QUERY_STRING", ""))
     limit = query.get("limit", [""])[0]
     recent = decisions.recent(query.get("namespace", [""])[0], int(limit) if limit.isdecimal() else MAX_DECISIONS)

@@ -13,23 +13,25 @@ from scheduler.reporting import UNCHARGED, Reporter
 from scheduler.waiting_pods import WaitingPod, WaitingPods
 from settings.configuration import SchedulerSettings
 from vcuda.decision import Unavailable
+from vcuda.fit_query import FitQuery, merged_shortage
 from vcuda.fit_summary import Problems, count_problems
 from vcuda.gpu_table import Columns, Numbers
-from vcuda.node_fit import FitQuery, NodeFits, NodeProblem, merged_shortage
+from vcuda.node_fit import NodeFits
+from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus
 from vcuda.scheme import Scheme
 
 # Into how many levels of preference nodes are divided for pods that have preferences of their own: kube-scheduler's
 # scores decide among the nodes of a level.
 LEVELS = 10
-# Rankings are kept from filter to prioritize, which follows at once. A few more, for requests that were given up.
-MAX_RANKINGS = 16
+# Orders are kept from filter to prioritize, which follows at once. A few more, for requests that were given up.
+MAX_ORDERS = 16
 MAX_REFUSED = 10_000
 # How long a refusal is held back, if few pods wait: the scheduling of all others waits as well.
 CATCH_UP_S, MAX_CAUGHT_UP = 0.05, 16
 
 
-class Ranking(Struct, frozen=True):
+class NodeOrder(Struct, frozen=True):
     """The order of the nodes that fit a pod: their positions, best first. `asked` is the answer to filter, as JSON."""
 
     asked: bytes
@@ -52,7 +54,7 @@ class Extender:
     ) -> None:
         self._scheme, self._settings = scheme, settings
         self._state, self._ledgers, self._waiting, self._reporter = state, ledgers, waiting, reporter
-        self._rankings: dict[str, Ranking] = {}
+        self._orders: dict[str, NodeOrder] = {}
         # Called when a pod may fit although it was just refused.
         self.on_missed_event: Callable[[], None] = lambda: None
         # Models that a ledger refused when a pod was about to be bound, with the version of that ledger.
@@ -98,7 +100,7 @@ class Extender:
         if order is None:
             return self._refuse(pod, query, fits, summary, events), events
         result = result_of(fits)
-        self._remember(pod.uid, Ranking(result.fitting_json, fits, order))
+        self._remember(pod.uid, NodeOrder(result.fitting_json, fits, order))
         self._waiting.remove(pod.uid)
         return result, events
 
@@ -204,29 +206,29 @@ class Extender:
         if waiting.is_incomplete or self._waiting.events > waiting.filtered_at:
             self.on_missed_event()
 
-    def _remember(self, uid: str, ranking: Ranking) -> None:
-        self._rankings.pop(uid, None)
-        self._rankings[uid] = ranking
-        while len(self._rankings) > MAX_RANKINGS:
-            del self._rankings[next(iter(self._rankings))]
+    def _remember(self, uid: str, known: NodeOrder) -> None:
+        self._orders.pop(uid, None)
+        self._orders[uid] = known
+        while len(self._orders) > MAX_ORDERS:
+            del self._orders[next(iter(self._orders))]
 
     def prioritize(self, args: ExtenderArgs) -> tuple[Sequence[str], Sequence[int]]:
         """Return the nodes, best first, and the score of each: its rank, or its level for pods with preferences."""
-        ranking = self._rankings.pop(args.pod.metadata.uid, None)
-        if ranking is None:
+        known = self._orders.pop(args.pod.metadata.uid, None)
+        if known is None:
             # Asked without filter: by another scheduler, or after a restart.
             pod, every = self.read_pod(args.pod), args.names()
             if pod is None:
                 return every, [0] * len(every)
             fits = self._state.fit(self.query(pod, self.grant(pod)), every)
-            ranking = Ranking(args.names_json, fits, fits.ranked())
-        order = ranking.order
-        if ranking.asked != args.names_json:
+            known = NodeOrder(args.names_json, fits, fits.ranked())
+        order = known.order
+        if known.asked != args.names_json:
             # Fewer nodes than filter returned, or in another order.
-            order = order[np.isin(ranking.fits.names[order].astype(str), args.names())]
-        names: list[str] = ranking.fits.names[order].tolist()
+            order = order[np.isin(known.fits.names[order].astype(str), args.names())]
+        names: list[str] = known.fits.names[order].tolist()
         if args.pod.spec.has_preferences:
-            return names, levels_of(ranking.fits.keys[order]).tolist()
+            return names, levels_of(known.fits.keys[order]).tolist()
         return names, range(len(names) - 1, -1, -1)
 
 

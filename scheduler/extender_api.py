@@ -32,7 +32,7 @@ class Preferences(Struct, frozen=True, rename="camel"):
     preferred: list[Present] | None = field(name="preferredDuringSchedulingIgnoredDuringExecution", default=None)
 
 
-class Affinity(Struct, frozen=True, rename="camel"):
+class ExtenderAffinity(Struct, frozen=True, rename="camel"):
     node_affinity: Preferences | None = None
     pod_affinity: Preferences | None = None
     pod_anti_affinity: Preferences | None = None
@@ -42,7 +42,7 @@ class SpreadConstraint(Struct, frozen=True, rename="camel"):
     when_unsatisfiable: str = ""
 
 
-class Volume(Struct, frozen=True, rename="camel"):
+class ExtenderVolume(Struct, frozen=True, rename="camel"):
     persistent_volume_claim: Present | None = None
     ephemeral: Present | None = None
 
@@ -64,9 +64,9 @@ class SchedulingGroup(Struct, frozen=True, rename="camel"):
 class ExtenderPodSpec(PodSpec, frozen=True, rename="camel"):
     """A pod's spec, with what a scheduler reads of it beside the containers."""
 
-    affinity: Affinity | None = None
+    affinity: ExtenderAffinity | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
-    volumes: list[Volume] | None = None
+    volumes: list[ExtenderVolume] | None = None
     resource_claims: list[Present] | None = None
     workload_ref: WorkloadReference | None = None
     scheduling_group: SchedulingGroup | None = None

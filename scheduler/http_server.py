@@ -15,7 +15,9 @@ from http import HTTPStatus
 import structlog
 from msgspec import Struct
 
-JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+from settings.probes import TEXT
+
+JSON = "application/json"
 # 20,000 node names of 100 characters are 2 MB; whole Node objects, as in the Policy file's time, some 20 kB each.
 MAX_BODY = 256 * 2**20
 MAX_HEAD = 64 * 2**10
@@ -35,7 +37,7 @@ class Reply(Struct, frozen=True):
     content_type: str = JSON
 
 
-class Request(Struct, frozen=True):
+class HttpRequest(Struct, frozen=True):
     method: str
     path: str
     body: bytes
@@ -137,7 +139,7 @@ class ExtenderServer:
             if not request.keep_alive:
                 return
 
-    def _reply(self, request: Request) -> Reply:
+    def _reply(self, request: HttpRequest) -> Reply:
         path = request.path.partition("?")[0]
         try:
             if request.method == "POST" and path in self._posts:
@@ -151,7 +153,7 @@ class ExtenderServer:
         return Reply(404, f"not found: use {known}\n".encode(), TEXT)
 
 
-def receive_request(connection: socket.socket, rest: bytes) -> tuple[Request, bytes] | None:
+def receive_request(connection: socket.socket, rest: bytes) -> tuple[HttpRequest, bytes] | None:
     """Read one request, which begins with `rest`; returns it and what follows it, None if the client is done."""
     head, rest = receive_head(connection, rest)
     if not head:
@@ -170,7 +172,7 @@ def receive_request(connection: socket.socket, rest: bytes) -> tuple[Request, by
         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
     body, rest = receive_body(connection, rest, int(length))
     keep_alive = version != "HTTP/1.0" and headers.get("connection", "").lower() != "close"
-    return Request(method, path, body, keep_alive), rest
+    return HttpRequest(method, path, body, keep_alive), rest
 
 
 def receive_head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes]:

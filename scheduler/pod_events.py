@@ -6,7 +6,7 @@ from collections.abc import Callable
 from cluster.background_queue import BackgroundQueue
 from cluster.events import WARNING, EventRecorder
 from scheduler.pods import SchedulerPod
-from vcuda.node_fit import NodeProblem
+from vcuda.node_problem import NodeProblem
 
 MAX_QUEUED = 1024
 MAX_REMEMBERED = 20_000

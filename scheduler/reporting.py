@@ -1,18 +1,18 @@
 """Tells people what the scheduler decided about a pod: in the decision log, and as events on the pod."""
 
-from scheduler.decisions import DecisionLog
+from scheduler.decisions import PlacementLog
 from scheduler.pod_events import PodEvents
 from scheduler.pods import SchedulerPod
 from vcuda.fit_summary import Problems
 from vcuda.ledger import ChargeResult
-from vcuda.node_fit import NodeProblem
+from vcuda.node_problem import NodeProblem
 from vcuda.placement import PlacedSlices
 
 UNCHARGED = "the pod is not charged to the GPU quota of its namespace yet"
 
 
 class Reporter:
-    def __init__(self, decisions: DecisionLog, events: PodEvents) -> None:
+    def __init__(self, decisions: PlacementLog, events: PodEvents) -> None:
         self._decisions, self._events = decisions, events
 
     def report_uncharged(self, pod: SchedulerPod) -> None:

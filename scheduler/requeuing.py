@@ -18,9 +18,11 @@ from scheduler.pods import SchedulerPod
 from scheduler.waiting_pods import Candidate, WaitingPods
 from vcuda.charging import PodDemand
 from vcuda.decision import Unavailable
+from vcuda.fit_query import FitQuery, class_key, place_on_node
 from vcuda.gpu_table import GpuTable
 from vcuda.names import Names
-from vcuda.node_fit import FitQuery, NodeFitter, NodeProblem, class_key, place_on_node
+from vcuda.node_fit import NodeFitter
+from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, placed_model
 
 # kube-scheduler requeues most pods itself, within milliseconds of the event that made room. This long is left to it.

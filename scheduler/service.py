@@ -24,7 +24,7 @@ from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
 from scheduler.binding import Binder, BindFailed
 from scheduler.cluster_state import ClusterState
-from scheduler.decisions import PATH, DecisionLog, list_decisions
+from scheduler.decisions import PATH, PlacementLog, list_decisions
 from scheduler.explaining import explanation_queue
 from scheduler.extender import Extender
 from scheduler.extender_api import (
@@ -35,7 +35,7 @@ from scheduler.extender_api import (
     encode_filter_result,
     encode_priorities,
 )
-from scheduler.http_server import TEXT, ExtenderServer, Reply
+from scheduler.http_server import ExtenderServer, Reply
 from scheduler.leadership import LeaseObserver
 from scheduler.ledgers import LedgerCache
 from scheduler.metrics import Metrics
@@ -45,7 +45,7 @@ from scheduler.reporting import Reporter
 from scheduler.requeuing import Requeuer
 from scheduler.waiting_pods import WaitingPods
 from settings.configuration import Configuration
-from settings.probes import Probes
+from settings.probes import TEXT, Probes
 from vcuda.decision import BadRequest, Unavailable
 from vcuda.names import SCHEDULER, names_for
 from vcuda.scheme import build_scheme
@@ -75,7 +75,7 @@ class Service:
         self.state = ClusterState(scheme.unit_mib, clock)
         self.waiting = WaitingPods(clock)
         self.ledgers = LedgerCache(cluster, configuration.system_namespace, configuration.mode, clock)
-        self.decisions = DecisionLog()
+        self.decisions = PlacementLog()
         self.events = PodEvents(EventRecorder(cluster, SCHEDULER), clock)
         reporter = Reporter(self.decisions, self.events)
         self.extender = Extender(

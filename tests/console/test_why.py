@@ -25,15 +25,17 @@ from console.why_next import next_step
 from console.why_pod import explain_pod
 from console.why_workload import MissingPodFacts, WorkloadFacts, explain_missing_pod, explain_workload, workload_kind
 from vcuda.decoding import convert
+from vcuda.fit_query import FitQuery
 from vcuda.fit_summary import describe_problem
 from vcuda.inventory import Gpu, encode_inventory
 from vcuda.limits import ContainerLimits, LimitSource, PodLimits, encode_limits
 from vcuda.names import CONTROLLER, SCHEDULER, WEBHOOK, Names
-from vcuda.node_fit import BestFree, FitQuery, NodeProblem
+from vcuda.node_problem import NodeProblem
 from vcuda.placement_annotation import GpuSlice, encode_placement
 from vcuda.pod_options import PodOptions
 from vcuda.request import ContainerRequest, PodRequest, Role
 from vcuda.scheme import build_scheme
+from vcuda.view_fit import BestFree
 from vcuda.vocabulary import Share
 
 T = TypeVar("T", bound=Object)

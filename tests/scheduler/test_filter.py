@@ -10,7 +10,7 @@ from cluster.objects import NAMESPACES, NODES, PODS
 from tests.scheduler.world import ADMITTED, NAMES, TEAM, World, container, gpu
 from tests.waiting import eventually
 from vcuda.isolation import Isolation
-from vcuda.node_fit import NodeProblem
+from vcuda.node_problem import NodeProblem
 from vcuda.placement_annotation import GpuSlice, encode_placement
 from vcuda.quota import parse_quota
 

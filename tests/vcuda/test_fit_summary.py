@@ -4,11 +4,12 @@ import pytest
 
 from tests.vcuda.gpus import UNIT_MIB, app, pod
 from tests.vcuda.test_node_fit import card, table_of
+from vcuda.fit_query import FitQuery
 from vcuda.fit_summary import describe_fits
 from vcuda.gpu_availability import GpuUsage
 from vcuda.isolation import Isolation
 from vcuda.memory_units import describe_mib
-from vcuda.node_fit import FitQuery, NodeFitter
+from vcuda.node_fit import NodeFitter
 from vcuda.pod_options import PodOptions
 from vcuda.request import PodRequest
 

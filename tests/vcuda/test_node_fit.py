@@ -8,25 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vcuda.gpus import UNIT_MIB, app, init, pod, sidecar
+from vcuda.fit_query import FitQuery, place_on_node
 from vcuda.gpu_availability import GpuUsage
 from vcuda.gpu_table import GpuTable
 from vcuda.inventory import Gpu
 from vcuda.isolation import Isolation
-from vcuda.node_fit import (
-    MAX_STEPS,
-    TEXTS,
-    BestFree,
-    FitQuery,
-    NodeFits,
-    NodeFitter,
-    NodeProblem,
-    fit_nodes,
-    place_on_node,
-)
+from vcuda.node_fit import MAX_STEPS, NodeFits, NodeFitter, fit_nodes
+from vcuda.node_problem import TEXTS, NodeProblem
 from vcuda.placement import InsufficientGpus, SearchBudget
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import PodOptions
 from vcuda.request import ContainerRequest, PodRequest
+from vcuda.view_fit import BestFree
 
 MODELS = {"A100-SXM4-40GB": 40960, "T4": 15360, "V100": 16384}
 HALF = pod(app("a", 50, 40))

@@ -1,0 +1,144 @@
+"""Which nodes of a table a pod fits on, by array operations over all of them at once.
+
+For a pod with one container the result is exact; for others it is a necessary condition, see `vcuda.node_fit`.
+"""
+
+from functools import partial
+
+import numpy as np
+from msgspec import Struct
+
+from vcuda.fit_query import FitQuery
+from vcuda.gpu_table import STRENGTH, Amounts, Flags, GpuTable, Numbers, TableView
+from vcuda.isolation import Isolation
+from vcuda.node_problem import NodeProblem
+from vcuda.node_ranking import NODE_RANKINGS, NodeRanking
+from vcuda.placement import may_use_model
+from vcuda.request import ContainerRequest
+from vcuda.vocabulary import CORES_PER_CARD, Share
+
+
+class BestFree(Struct, frozen=True):
+    """The most free cores and memory of a GPU that a pod may share, and the most unused GPUs of a node."""
+
+    cores: int = 0
+    mib: int = 0
+    unused: int = 0
+
+
+def fit_view(table: GpuTable, view: TableView, query: FitQuery) -> tuple[Numbers, Numbers]:
+    """Return the problem and the key of each node of a view."""
+    fit = ViewFit(table, view, query)
+    for container in query.request.containers:
+        fit.check_container(container)
+    return fit.problems, fit.keys(NODE_RANKINGS[query.strategy])
+
+
+class ViewFit:
+    """Narrows down the nodes of a view, problem by problem; a node keeps the first problem that is found."""
+
+    def __init__(self, table: GpuTable, view: TableView, query: FitQuery) -> None:
+        self._view, self._query, options = view, query, query.options
+        self.problems = np.zeros(len(view.columns), np.int64)
+        self._allowed: Flags = view.present
+        self._require(self._allowed, NodeProblem.NO_GPUS)
+        if query.pools is not None:
+            self._require_nodes(table.pool_flags(query.pools, view), NodeProblem.POOL)
+        if options.models or options.avoided_models:
+            self._narrow(table.model_flags(partial(may_use_model, options), view), NodeProblem.MODEL)
+        if query.granted is not None:
+            self._narrow(table.model_flags(query.granted.__contains__, view), NodeProblem.QUOTA)
+        if options.uuids:
+            self._narrow(table.gpu_flags(options.uuids, view), NodeProblem.UUID)
+        if options.avoided_uuids:
+            self._narrow(~table.gpu_flags(options.avoided_uuids, view), NodeProblem.UUID)
+        # Those that the pod may use, whether they are usable now or not.
+        self._wanted = self._allowed
+        self._narrow(view.usable, NodeProblem.UNAVAILABLE)
+        if query.excluded:
+            self._exclude_members(table)
+
+    def _exclude_members(self, table: GpuTable) -> None:
+        nodes = [name for name, uuids in self._query.excluded.items() if uuids is None]
+        self._require_nodes(~np.isin(self._view.columns, table.columns_of(nodes)), NodeProblem.MEMBERS)
+        uuids = [uuid for each in self._query.excluded.values() for uuid in each or ()]
+        self._narrow(~table.gpu_flags(uuids, self._view), NodeProblem.MEMBERS)
+
+    def _narrow(self, flags: Flags, problem: NodeProblem) -> None:
+        self._allowed = self._allowed & flags
+        self._require(self._allowed, problem)
+
+    def _require(self, flags: Flags, problem: NodeProblem) -> None:
+        """Give the problem to nodes without a GPU that has the flag."""
+        self._require_nodes(on_any_gpu(flags), problem)
+
+    def _require_nodes(self, flags: Flags, problem: NodeProblem) -> None:
+        self.problems[(self.problems == NodeProblem.NONE) & ~flags] = problem
+
+    def check_container(self, container: ContainerRequest) -> None:
+        """Check one container, as if it were the only one of the pod."""
+        if container.share.whole_cards:
+            self._check_whole(container.share.whole_cards)
+        else:
+            self._check_fraction(container.share)
+
+    def _check_whole(self, wanted: int) -> None:
+        self._require_nodes(self._largest_count(self._wanted) >= wanted, NodeProblem.TOO_FEW)
+        self._require_nodes(self._largest_count(self._wanted & self._view.usable) >= wanted, NodeProblem.UNAVAILABLE)
+        self._require_nodes(self._largest_count(self._allowed) >= wanted, NodeProblem.MEMBERS)
+        self._require_nodes(self._largest_count(self._allowed & self._view.unused) >= wanted, NodeProblem.IN_USE)
+
+    def _largest_count(self, flags: Flags) -> Amounts:
+        """Count the GPUs with a flag on each node; of a node with several models, those of one model."""
+        counts: Amounts = flags.sum(axis=0, dtype=np.int32)
+        model, present = self._view.model, self._view.present
+        if ((model != model[:1]) & present).any():
+            counts = np.max([(flags & (model == each)).sum(axis=0) for each in np.unique(model[present])], axis=0)
+        return counts
+
+    def _check_fraction(self, share: Share) -> None:
+        view, allowed, needed_mib = self._view, self._isolated(), self._needed_mib(share)
+        self._require(allowed, NodeProblem.ISOLATION)
+        # Without a known size, a GPU is only available as a whole.
+        allowed = allowed & (view.card_mib > 0) & (view.card_mib >= needed_mib)
+        self._require(allowed, NodeProblem.TOO_SMALL)
+        has_cores = allowed & (view.free_cores >= share.cores)
+        has_memory = allowed & (view.free_mib >= needed_mib)
+        fits = on_any_gpu(has_cores & has_memory)
+        self._require_nodes(fits | on_any_gpu(has_memory), NodeProblem.MEMORY)
+        self._require_nodes(fits | on_any_gpu(has_cores), NodeProblem.CORES)
+        self._require_nodes(fits, NodeProblem.CORES_AND_MEMORY)
+
+    def _isolated(self) -> Flags:
+        """Return the GPUs that are isolated well enough to be shared; whole ones are exclusive."""
+        minimum = self._query.options.min_isolation
+        if minimum is Isolation.NONE:
+            return self._allowed
+        isolated: Flags = self._allowed & (self._view.isolation >= STRENGTH[minimum])
+        return isolated
+
+    def _needed_mib(self, share: Share) -> Amounts | int:
+        if share.memory_follows_cores:
+            needed: Amounts = share.cores * self._view.card_mib // CORES_PER_CARD
+            return needed
+        return share.memory_units * self._query.unit_mib
+
+    def keys(self, ranking: NodeRanking) -> Numbers:
+        view = self._view
+        share = max((each.share for each in self._query.request.containers), key=lambda share: share.cores)
+        if share.whole_cards:
+            return ranking(view, self._allowed & view.unused, share)
+        has_cores, has_memory = view.free_cores >= share.cores, view.free_mib >= self._needed_mib(share)
+        return ranking(view, self._isolated() & has_cores & has_memory & (view.card_mib > 0), share)
+
+    def best_free(self) -> BestFree:
+        view, shared = self._view, self._isolated() & (self._view.card_mib > 0)
+        cores, mib = ((free * shared).max(initial=0) for free in (view.free_cores, view.free_mib))
+        unused = (self._allowed & self._view.unused).sum(axis=0).max(initial=0)
+        return BestFree(max(0, int(cores)), max(0, int(mib)), int(unused))
+
+
+def on_any_gpu(flags: Flags) -> Flags:
+    """Return for each node whether any of its GPUs has the flag."""
+    nodes: Flags = np.any(flags, axis=0)
+    return nodes
