@@ -246,14 +246,15 @@ class Binder:
             if claim.confirm_at is not None and claim.confirm_at <= self._clock():
                 claim.is_unsettled = True
             if claim.is_unsettled:
-                self._settle(claim)
+                try:
+                    self._settle(claim)
+                except OutcomeUnknown as error:
+                    # The API server does not answer, and each of the others would wait as long.
+                    self._log.warning("binding_unsettled", pod=claim.pod.title, error=str(error))
+                    return
 
     def _settle(self, claim: Claim) -> None:
-        try:
-            read = self._read(claim.pod)
-        except OutcomeUnknown as error:
-            self._log.warning("binding_unsettled", pod=claim.pod.title, error=str(error))
-            return
+        read = self._read(claim.pod)
         bound = scheduler_pod_of(read, self._scheme) if read is not None and read.spec.node_name else None
         if bound is not None and bound.node == claim.node:
             self._state.confirm_claim(claim, bound)

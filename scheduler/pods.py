@@ -11,7 +11,7 @@ from vcuda.inventory import Gpu
 from vcuda.ledger import PodKey, pack_uid
 from vcuda.limits import admitted_options
 from vcuda.names import MIRROR_ANNOTATION
-from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, place_pod, promised_usage, slices_on_cards
+from vcuda.placement import InsufficientGpus, card_uuids, peak_usage, place_pod, slices_on_cards
 from vcuda.placement_annotation import GpuSlice, decode_placement
 from vcuda.pod import PodSpec
 from vcuda.pod_options import PodOptions
@@ -104,9 +104,11 @@ def bound_usage(pod: SchedulerPod, gpus: Sequence[GpuAvailability], unit_mib: in
     plugin will place it with the same function as here.
     """
     cards = [each.gpu for each in gpus]
-    if pod.placed is not None and (usage := promised_usage(pod.request, pod.placed, cards, unit_mib)):
+    if pod.placed is not None and (usage := usage_on(pod.request, card_uuids(pod.placed), cards, unit_mib)):
         return usage
-    if pod.minors and (usage := usage_by_minors(pod.request, pod.minors, cards, unit_mib)):
+    by_minor = {gpu.index if gpu.minor is None else gpu.minor: gpu.uuid for gpu in cards}
+    by_name = {name: [by_minor.get(minor, "") for minor in minors] for name, minors in pod.minors.items()}
+    if usage := usage_on(pod.request, by_name, cards, unit_mib):
         return usage
     try:
         placed = place_pod(pod.request, gpus, unit_mib=unit_mib, options=pod.options)
@@ -115,10 +117,17 @@ def bound_usage(pod: SchedulerPod, gpus: Sequence[GpuAvailability], unit_mib: in
     return peak_usage(pod.request, placed)
 
 
-def usage_by_minors(
-    request: PodRequest, minors: Mapping[str, tuple[int, ...]], gpus: Sequence[Gpu], unit_mib: int
+def usage_on(
+    request: PodRequest, uuids: Mapping[str, Sequence[str]], gpus: Sequence[Gpu], unit_mib: int
 ) -> dict[str, GpuUsage]:
-    by_minor = {gpu.index if gpu.minor is None else gpu.minor: gpu.uuid for gpu in gpus}
-    cards = {name: [by_minor[minor] for minor in numbers if minor in by_minor] for name, numbers in minors.items()}
-    placed: PlacedSlices = slices_on_cards(request, cards, gpus, unit_mib)
-    return peak_usage(request, placed)
+    """Return what a pod holds of the GPUs that its containers were given, as far as the node has them.
+
+    One that has vanished must not set free the others of the pod. Only the GPUs are taken from an annotation: with
+    amounts below zero it would free what others hold.
+    """
+    known = {gpu.uuid for gpu in gpus}
+    present = {
+        each.name: [uuid for uuid in uuids.get(each.name, ())[: max(1, each.share.whole_cards)] if uuid in known]
+        for each in request.containers
+    }
+    return peak_usage(request, slices_on_cards(request, present, gpus, unit_mib))

@@ -264,11 +264,10 @@ class GpuTable:
 
     def gpu_flags(self, uuids: Iterable[str], view: TableView) -> Flags:
         """Return which GPUs of a view have one of these UUIDs."""
-        flags = np.zeros(view.model.shape, np.bool_)
-        for uuid in uuids:
-            if (place := self._places.get(uuid)) is not None:
-                flags[place[0], view.columns == place[1]] = True
-        return flags
+        flags = np.zeros((len(self._model), self.width), np.bool_)
+        places = [place for uuid in uuids if (place := self._places.get(uuid)) is not None]
+        flags[[slot for slot, _ in places], [column for _, column in places]] = True
+        return flags[:, view.columns]
 
     def name_order(self) -> Numbers:
         """Return the position of every column in the order of node names, which breaks ties."""

@@ -170,6 +170,15 @@ def test_what_runs_on_a_node_is_counted_however_it_was_placed(world: World) -> N
     assert free == {0: 50, 1: 40, 2: 0}
 
 
+def test_a_gpu_that_vanishes_does_not_set_free_the_others_of_its_pod(world: World) -> None:
+    """The containers still run on them."""
+    world.add_node("n", 2)
+    assert world.schedule(world.add_pod("p", container(cores=200, memory=2))) == "n"
+    world.add_node("n", [gpu("n", 0)])
+    answer = world.filter(world.add_pod("q", container(cores=10)))
+    assert answer["FailedNodes"] == {"n": NodeProblem.MEMORY.text}
+
+
 def test_ranks_order_all_nodes_without_ties(world: World) -> None:
     """Equal totals are drawn at random by kube-scheduler, which fragments the cluster."""
     for name in ("a", "b", "c", "d"):
