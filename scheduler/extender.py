@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from scheduler.cluster_state import ClusterState
-from scheduler.extender_api import ExtenderArgs, ExtenderPod, ExtenderPodSpec, FilterResult, encode_names
+from scheduler.extender_api import ExtenderArgs, ExtenderPod, ExtenderPodSpec, FilterResult
 from scheduler.ledgers import Grant, LedgerCache
 from scheduler.pods import SchedulerPod, reduce_pod
 from scheduler.reporting import UNCHARGED, Reporter
@@ -16,6 +16,7 @@ from vcuda.decision import Unavailable
 from vcuda.fit_query import FitQuery, merged_shortage
 from vcuda.fit_summary import Problems, count_problems
 from vcuda.gpu_table import Columns, Numbers
+from vcuda.json_names import encode_names
 from vcuda.node_fit import NodeFits
 from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus
@@ -225,7 +226,7 @@ class Extender:
         order = known.order
         if known.asked != args.names_json:
             # Fewer nodes than filter returned, or in another order.
-            order = order[np.isin(known.fits.names[order].astype(str), args.names())]
+            order = order[np.isin(known.fits.names[order].astype(str), list(args.names()))]
         names: list[str] = known.fits.names[order].tolist()
         if args.pod.spec.has_preferences:
             return names, levels_of(known.fits.keys[order]).tolist()

@@ -14,6 +14,7 @@ from cluster.objects import Object, PodStatus
 from vcuda.decision import BadRequest
 from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import decoder_for
+from vcuda.json_names import encode_names, parse_names
 from vcuda.pod import PodSpec
 
 Body = TypeVar("Body")
@@ -140,10 +141,12 @@ class ExtenderArgs(Struct, frozen=True):
     names_json: bytes
     whole_nodes: dict[str, msgspec.Raw] | None
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """Return the names; raises BadRequest if one could not be the name of a node."""
         if self.whole_nodes is not None:
             return [name for name in self.whole_nodes if '"' not in name and "\\" not in name]
+        if (names := parse_names(self.names_json)) is not None:
+            return names
         # Only an escaped character could make a name invalid, and the answers are built from the names as they are.
         if b"\\" in self.names_json:
             raise BadRequest("NodeNames: a name has an escaped character; send names of nodes")
@@ -205,11 +208,6 @@ def decode_body(body: bytes, type_: type[Body]) -> Body:
         return decoder_for(type_).decode(body)
     except DECODE_ERRORS as error:
         raise BadRequest(f"invalid request: {describe_decode_error(error)}") from None
-
-
-def encode_names(names: Sequence[str]) -> bytes:
-    """Return names as a JSON list, in the form in which kube-scheduler sends them back."""
-    return ('["' + '","'.join(names) + '"]').encode() if names else b"[]"
 
 
 def encode_filter_result(result: FilterResult, whole: dict[str, msgspec.Raw] | None = None) -> bytes:
