@@ -49,6 +49,7 @@ from vcuda.names import (
     CONTROLLER,
     NVIDIA_GPU,
     QUOTA_STATUS,
+    SCHEDULER,
     STATUS_KEY,
     STATUS_LABEL,
     WEBHOOK,
@@ -248,9 +249,12 @@ def check_clocks(cluster: Any, configuration: Configuration) -> Iterator[CheckRe
 
 
 def check_rbac(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    from cluster.objects import ACCESS_REVIEWS  # noqa: PLC0415
+    from cluster.objects import ACCESS_REVIEWS, DEPLOYMENTS  # noqa: PLC0415
 
+    installed = {each.metadata.name for each in cluster.list(DEPLOYMENTS, configuration.system_namespace).items}
     for account, verb, group, resource, in_own_namespace in NEEDED_PERMISSIONS:
+        if account == SCHEDULER and SCHEDULER not in installed:
+            continue  # that it is missing is another check's result
         namespace = configuration.system_namespace if in_own_namespace else ""
         user = f"system:serviceaccount:{configuration.system_namespace}:{account}"
         attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
@@ -271,6 +275,10 @@ NEEDED_PERMISSIONS = (
     (CONTROLLER, "list", "", "nodes", False),
     (CONTROLLER, "create", "", "configmaps", False),
     (CONTROLLER, "create", "coordination.k8s.io", "leases", True),
+    (SCHEDULER, "list", "", "pods", False),
+    (SCHEDULER, "list", "", "nodes", False),
+    (SCHEDULER, "patch", "", "pods", False),
+    (SCHEDULER, "update", "", "configmaps", True),
 )
 CHECKS: dict[str, Check] = {
     "versions": check_versions,

@@ -16,6 +16,7 @@ GAUGE_HELP = {
     "quotient_scheduler_nodes": "nodes with GPUs",
     "quotient_scheduler_claims": "pods that hold GPUs and are not known to be bound",
     "quotient_scheduler_waiting_pods": "pods that fitted on no node when they were last filtered",
+    "quotient_scheduler_longest_wait_seconds": "how long the pod has waited that was refused first",
     "quotient_scheduler_free_cores": "cores of usable GPUs that no pod holds",
 }
 

@@ -240,6 +240,7 @@ class Service:
             "quotient_scheduler_nodes": float(len(self.state.table)),
             "quotient_scheduler_claims": float(len(self.state.claims())),
             "quotient_scheduler_waiting_pods": float(len(self.waiting)),
+            "quotient_scheduler_longest_wait_seconds": self.waiting.longest_wait_s(),
             "quotient_scheduler_free_cores": float(self.state.free_cores()),
         }
 

@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import threading
+import time
 import uuid as uuids
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tests.node.driver import PRODUCTS, uuid
 from tests.node.gpu_checker import GpuChecker, PhysicalCard
 from tests.node.node import CONTROL, LOOK, NAMES, WAIT_FOR_EVER, GpuNode, container
 from tests.waiting import eventually
+from vcuda.placement_annotation import GpuSlice
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -224,6 +226,34 @@ def run_stream(path: Path, count: int) -> GpuChecker:
     assert running <= checker.seen
     assert checker.pod_states > count * 4
     return checker
+
+
+def test_placements_that_overlap_are_settled_by_the_node(
+    path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """A Binding in flight when the Lease was lost: one of the two pods gets the card, the other one says why not."""
+    node, only_a100 = path.node, {NAMES.use_models: "A100"}
+    with GpuChecker(path.cluster, CARDS) as checker:
+        node.create("whole", container("c0", 100, 0, WAIT_FOR_EVER), annotations=only_a100)
+        eventually(lambda: checker.phase("whole") == "Running", "a pod on one A100", RUN_S)
+        ((used, _, _),) = next(iter(checker.placements.values()))["c0"]
+        (card,) = (each for each, its in CARDS.items() if its.model == "A100" and each != used)
+        # Another scheduler's pods, which are bound here as ours would be.
+        late = [
+            node.create(name, container("c0", 60, 8, WAIT_FOR_EVER), annotations=only_a100, schedulerName="late")
+            for name in ("one", "two")
+        ]
+        for pod in late:
+            node.bind(pod, {"c0": [GpuSlice(card, 60, 2048)]})
+        began = time.monotonic()
+        phases = {"Running", "Failed"}
+        eventually(lambda: {checker.phase(name) for name in ("one", "two")} == phases, "a winner and a loser", RUN_S)
+        record_property("settled_after_s", round(time.monotonic() - began, 1))
+        (loser,) = (name for name in ("one", "two") if checker.phase(name) == "Failed")
+        status = json.loads(path.cluster.kubectl("get", "pod", loser, "-o=json"))["status"]
+        assert "its placement cannot be followed" in status["message"]
+        path.cluster.kubectl("delete", "pod", "whole", "one", "two")
+        path.wait_empty()
 
 
 def test_thirty_pods_of_every_kind_get_what_their_placement_says(path: Path) -> None:

@@ -175,6 +175,9 @@ def test_a_placed_pod_costs_one_write(
 SHAPES = {"quarter": (160, 25, 15), "half": (30, 50, 30), "whole": (10, 100, 1)}
 NODES_OF = {"quarter": 8, "half": 3, "whole": 2}
 GPUS_PER_NODE = 5
+# And 20 halves of either model, which are charged for one of them when they are created: half of the charges move.
+EITHER = (20, 50, 8)
+EITHER_MODELS = ("T4", "A100-SXM4-40GB")
 
 
 class Faults:
@@ -263,6 +266,20 @@ def delete(cluster: SchedulerCluster, name: str) -> None:
         cluster.cluster.delete(PODS, name, "fill", grace_s=0)
 
 
+def charged_cores(cluster: SchedulerCluster, namespace: str) -> tuple[int, int]:
+    """Return what is charged for each of the two models."""
+    taken = cluster.ledger(namespace).usage.taken
+    return taken[f"{namespace}/gpu-quota", "T4", "cores"], taken[f"{namespace}/gpu-quota", "A100", "cores"]
+
+
+def has_no_pods(cluster: SchedulerCluster, namespace: str) -> bool:
+    return not cluster.pods(namespace)
+
+
+def has_no_charges(cluster: SchedulerCluster, namespace: str) -> bool:
+    return len(cluster.ledger(namespace)) == 0
+
+
 def has_no_claims(cluster: SchedulerCluster, replica: str) -> bool:
     return cluster.metric(replica, "claims") == 0
 
@@ -289,6 +306,10 @@ def fill(factor: int, record_property: Callable[[str, object], None]) -> None:
         for shape, count in NODES_OF.items():
             for number in range(count * factor):
                 cluster.add_node(f"{shape}-{number}", GPUS_PER_NODE, labels={"shape": shape})
+        for model in EITHER_MODELS:
+            for number in range(factor):
+                cluster.add_node(f"{model.lower()}-{number}", GPUS_PER_NODE, model, labels={"shape": "either"})
+        cluster.namespace("moving", f"types: {{T4: {{cores: {1000 * factor}}}, A100: {{cores: {1000 * factor}}}}}")
         # Twice what fits: replacements of deleted pods are created before the charges of those are released, and a
         # ReplicaSet waits for minutes after a refusal.
         cluster.namespace("fill", f"types: {{T4: {{cores: {2 * 6500 * factor}}}}}")
@@ -298,14 +319,17 @@ def fill(factor: int, record_property: Callable[[str, object], None]) -> None:
         faults = Faults(cluster).start()
         for name, (count, cores, memory) in SHAPES.items():
             cluster.replica_set("fill", name, count * factor, cores, memory, nodeSelector={"shape": name})
+        count, cores, memory = EITHER
+        cluster.replica_set("moving", "either", count * factor, cores, memory, nodeSelector={"shape": "either"})
         wanted = 200 * factor
         faults._thread.join(300 * factor)
         faults.stop()
         try:
             eventually(lambda: len(cluster.bound("fill")) == wanted, f"{wanted} bound pods", 120 * factor)
+            eventually(lambda: len(cluster.bound("moving")) == count * factor, "pods on either model", 60)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {cluster.describe('fill')}") from None
-        record_property("pods", wanted)
+            raise AssertionError(f"{error}: {cluster.describe('fill')}{cluster.describe('moving')}") from None
+        record_property("pods", wanted + count * factor)
         record_property("seconds", round(time.monotonic() - began, 1))
         record_property("states_checked", cluster.checker.states)
         record_property("overlaps", len(cluster.checker.violations))
@@ -315,13 +339,15 @@ def fill(factor: int, record_property: Callable[[str, object], None]) -> None:
         assert not cluster.checker.current, cluster.checker.violations
         # A Binding of a paused leader may take effect late; everything else never overlaps.
         assert len(cluster.checker.violations) <= 1, cluster.checker.violations
-        for name in SHAPES:
-            cluster.real.kubectl("delete", "replicaset", name, "-n", "fill", "--wait=false")
-        eventually(lambda: not cluster.pods("fill"), "no pod", 120)
-        eventually(lambda: len(cluster.ledger("fill")) == 0, "no charge", 90)
+        eventually(lambda: charged_cores(cluster, "moving") == (500 * factor, 500 * factor), "the moved charges", 120)
+        for namespace in ("fill", "moving"):
+            cluster.real.kubectl("delete", "replicaset", "--all", "-n", namespace, "--wait=false")
+        for namespace in ("fill", "moving"):
+            eventually(partial(has_no_pods, cluster, namespace), "no pod", 120)
+            eventually(partial(has_no_charges, cluster, namespace), "no charge", 90)
         for replica in layout.REPLICAS:
             eventually(partial(has_no_claims, cluster, replica), "no claim", 30)
-        total = 6500.0 * factor
+        total = 7500.0 * factor
         leader = cluster.holder()
         eventually(lambda: cluster.metric(leader, "free_cores") == total, "all GPUs free", 30)
     finally:

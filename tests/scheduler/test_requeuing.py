@@ -138,7 +138,11 @@ def test_as_many_pods_are_requeued_as_the_raised_quota_allows() -> None:
 
 
 def test_a_pod_that_is_gone_is_not_waited_for(full: World) -> None:
-    refuse(full, "p")
+    assert full.service.waiting.longest_wait_s() == 0
+    pod = refuse(full, "p")
+    waited_s = full.service.waiting.longest_wait_s()
+    full.filter(pod)
+    assert 0 < waited_s < full.service.waiting.longest_wait_s(), "a repeated refusal does not begin a new wait"
     full.cluster.delete(PODS, "p", TEAM, grace_s=0)
     eventually(lambda: len(full.service.waiting) == 0, "no waiting pod")
 
