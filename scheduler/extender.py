@@ -28,8 +28,8 @@ LEVELS = 10
 # Orders are kept from filter to prioritize, which follows at once. A few more, for requests that were given up.
 MAX_ORDERS = 16
 MAX_REFUSED = 10_000
-# How long a refusal is held back, if few pods wait: the scheduling of all others waits as well.
-CATCH_UP_S, MAX_CAUGHT_UP = 0.05, 16
+# How long a refusal is held back until our watch has caught up, if few pods wait: all others are held back as well.
+CATCH_UP_S, MAX_CAUGHT_UP = 0.25, 16
 
 
 class NodeOrder(Struct, frozen=True):
@@ -74,11 +74,12 @@ class Extender:
         if len(names) > 1:
             self._waiting.note_asked(pod.uid, names.__contains__)
         self._state.release_claim(pod.uid)
-        is_repeated = self._waiting.get(pod.uid) is not None and len(self._waiting) <= MAX_CAUGHT_UP
+        before = self._waiting.get(pod.uid)
         result, events = self._filter(pod, spec, names)
-        # kube-scheduler asks again because something ended, and its watch may be ahead of ours. A refusal now would be
-        # repeated only after the pod's backoff.
-        if is_repeated and not result.fitting and self._waiting.await_room(events, CATCH_UP_S):
+        # kube-scheduler asks again because something ended. If nothing did as far as we know, its watch is ahead of
+        # ours. A refusal now would be repeated only after the pod's backoff.
+        is_behind = before is not None and before.asked_at == events and len(self._waiting) <= MAX_CAUGHT_UP
+        if is_behind and not result.fitting and self._waiting.await_room(events, CATCH_UP_S):
             result, _ = self._filter(pod, spec, names)
         return result
 

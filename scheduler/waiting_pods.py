@@ -23,9 +23,10 @@ MAX_DOUBLINGS = 6
 class WaitingPod(Struct):
     """A pod that fits nowhere. `filtered_at` is the number of the last event that was taken into account for it.
 
-    `since` is when it was refused first. `expected` is the node with room for it when it was requeued, and empty once it
-    was filtered again. `unsuitable` are nodes, each with the time until when, that kube-scheduler did not ask about
-    although there was room; `futile` counts how often that happened in a row.
+    `since` is when it was refused first, `asked_at` the number of the last event when it was filtered last. `expected`
+    is the node with room for it when it was requeued, and empty once it was filtered again. `unsuitable` are nodes,
+    each with the time until when, that kube-scheduler did not ask about although there was room; `futile` counts how
+    often that happened in a row.
     """
 
     pod: SchedulerPod
@@ -39,6 +40,7 @@ class WaitingPod(Struct):
     problems: Problems = field(default_factory=dict)
     is_merged: bool = False
     since: float = 0.0
+    asked_at: int = 0
     expected: str = ""
     requeued_at: float = 0.0
     futile: int = 0
@@ -96,7 +98,7 @@ class WaitingPods:
     def add(self, waiting: WaitingPod) -> None:
         with self._lock:
             before = self._waiting.get(waiting.pod.uid)
-            waiting.since = before.since if before is not None else self._clock()
+            waiting.since, waiting.asked_at = before.since if before else self._clock(), waiting.filtered_at
             if before is not None:
                 waiting.unsuitable = before.unsuitable
                 # It was filtered, so what it was requeued for was not futile, unless `note_asked` has said so.
@@ -133,7 +135,8 @@ class WaitingPods:
     def longest_wait_s(self) -> float:
         """Return how long the pod has waited that was refused first; 0 if none waits."""
         with self._lock:
-            return self._clock() - min((each.since for each in self._waiting.values()), default=self._clock())
+            now = self._clock()
+            return now - min((each.since for each in self._waiting.values()), default=now)
 
     def candidates(self) -> list[Candidate]:
         """Return the pods that may fit by now, in the order in which they are served, each with the nodes to try.

@@ -38,6 +38,24 @@ def test_a_pod_is_requeued_when_another_one_ends(full: World) -> None:
     eventually(lambda: is_requeued(full, pod), "the requeued pod")
 
 
+def test_a_refusal_is_held_back_while_our_watch_is_behind(full: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kube-scheduler asks again because a pod ended, of which we do not know yet."""
+    pod, waits = refuse(full, "p"), []
+    original = full.service.waiting.await_room
+
+    def end_meanwhile(since: int, timeout_s: float) -> bool:
+        waits.append(since)
+        full.end(full.cluster.get(PODS, "on-a", TEAM))
+        return original(since, timeout_s)
+
+    monkeypatch.setattr(full.service.waiting, "await_room", end_meanwhile)
+    assert full.filter(pod)["NodeNames"] == ["a"]
+    other = refuse(full, "q", annotations={NAMES.use_models: "V100"})
+    full.add_node("c", 1)
+    assert not full.filter(other)["NodeNames"]
+    assert len(waits) == 1, "the new node is why it was asked about again"
+
+
 def test_a_pod_is_requeued_when_a_gpu_recovers_or_a_node_is_added(full: World) -> None:
     full.add_node("c", [gpu("c", 0, healthy=False)])
     first = refuse(full, "first")
