@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
+from tests.cluster.layout import NODE_NAME, kube_scheduler_name
 from tests.cluster.quotient import SYSTEM, run_beside, run_scheduler, scheduler_metric
 from tests.cluster.real import RealCluster
 from tests.node.driver import PRODUCTS, uuid
 from tests.node.gpu_checker import GpuChecker, PhysicalCard
 from tests.node.node import CONTROL, LOOK, NAMES, WAIT_FOR_EVER, GpuNode, container
 from tests.waiting import eventually
-from vcuda.placement_annotation import GpuSlice
+from vcuda.names import SCHEDULER
+from vcuda.placement_annotation import GpuSlice, encode_placement
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -171,6 +173,19 @@ class Path:
             description = self.cluster.kubectl("describe", "pod", pod.name, check=False)[-2000:]
             raise AssertionError(f"{error}\n{description}") from None
 
+    def bind_as_scheduler(self, name: str, placed: dict[str, list[GpuSlice]]) -> None:
+        """Write a Binding that the scheduler could have written, without asking it."""
+        annotations = {NAMES.placement: encode_placement(placed)}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "annotations": annotations},
+            "target": {"kind": "Node", "name": NODE_NAME},
+        }
+        user = (f"--as=system:serviceaccount:{SYSTEM}:{SCHEDULER}", "--as-group=system:masters")
+        url = f"/api/v1/namespaces/default/pods/{name}/binding"
+        self.cluster.kubectl("create", "--raw", url, "-f-", *user, stdin=json.dumps(binding))
+
     def _check_charge(self, uid: str, placed: dict[str, Any]) -> None:
         """A running pod is charged for the model of its cards."""
         key = base64.b64encode(uuids.UUID(uid).bytes).decode().rstrip("=")
@@ -234,17 +249,16 @@ def test_placements_that_overlap_are_settled_by_the_node(
     """A Binding in flight when the Lease was lost: one of the two pods gets the card, the other one says why not."""
     node, only_a100 = path.node, {NAMES.use_models: "A100"}
     with GpuChecker(path.cluster, CARDS) as checker:
-        node.create("whole", container("c0", 100, 0, WAIT_FOR_EVER), annotations=only_a100)
+        ours: dict[str, Any] = {"annotations": only_a100, "schedulerName": SCHEDULER}
+        node.create("whole", container("c0", 100, 0, WAIT_FOR_EVER), **ours)
         eventually(lambda: checker.phase("whole") == "Running", "a pod on one A100", RUN_S)
         ((used, _, _),) = next(iter(checker.placements.values()))["c0"]
         (card,) = (each for each, its in CARDS.items() if its.model == "A100" and each != used)
-        # Another scheduler's pods, which are bound here as ours would be.
-        late = [
-            node.create(name, container("c0", 60, 8, WAIT_FOR_EVER), annotations=only_a100, schedulerName="late")
-            for name in ("one", "two")
-        ]
-        for pod in late:
-            node.bind(pod, {"c0": [GpuSlice(card, 60, 2048)]})
+        path.cluster.kill(kube_scheduler_name("a"))
+        for name in ("one", "two"):
+            node.create(name, container("c0", 60, 8, WAIT_FOR_EVER), **ours)
+        for name in ("one", "two"):
+            path.bind_as_scheduler(name, {"c0": [GpuSlice(card, 60, 2048)]})
         began = time.monotonic()
         phases = {"Running", "Failed"}
         eventually(lambda: {checker.phase(name) for name in ("one", "two")} == phases, "a winner and a loser", RUN_S)
@@ -253,6 +267,7 @@ def test_placements_that_overlap_are_settled_by_the_node(
         status = json.loads(path.cluster.kubectl("get", "pod", loser, "-o=json"))["status"]
         assert "its placement cannot be followed" in status["message"]
         path.cluster.kubectl("delete", "pod", "whole", "one", "two")
+        path.cluster.run(kube_scheduler_name("a"))
         path.wait_empty()
 
 
