@@ -98,9 +98,12 @@ class Extender:
             fits = self._state.fit(query, names)
             order = self._claim_best(pod, query, fits, timeout_s, spec.group)
             if order is None:
-                summary = self._state.summarize(query, fits, grant.refusals)
+                problems = count_problems(fits)
+                summary = self._waiting.recent_summary(pod.uid, problems)
+                summary = summary or self._state.summarize(query, fits, grant.refusals)
         if order is None:
-            return self._refuse(pod, query, fits, summary, events), events
+            waiting = WaitingPod(pod, events, summary, problems=problems)
+            return self._refuse(waiting, query, fits), events
         result = result_of(fits)
         self._remember(pod.uid, NodeOrder(result.fitting_json, fits, order))
         self._waiting.remove(pod.uid)
@@ -185,21 +188,14 @@ class Extender:
             return fitting
         return None
 
-    def _refuse(self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, summary: str, events: int) -> FilterResult:
-        problems, before = count_problems(fits), self._waiting.get(pod.uid)
-        is_merged = before is not None and (before.is_merged or has_other_shortages(before.problems, problems))
-        shortage = merged_shortage(query) if is_merged else None
-        waiting = WaitingPod(
-            pod,
-            events,
-            summary,
-            reads_ledger=NodeProblem.QUOTA in problems,
-            is_incomplete=NodeProblem.NOT_SEARCHED in problems,
-            problems=problems,
-            is_merged=is_merged,
-        )
+    def _refuse(self, waiting: WaitingPod, query: FitQuery, fits: NodeFits) -> FilterResult:
+        pod, problems, before = waiting.pod, waiting.problems, self._waiting.get(waiting.pod.uid)
+        waiting.reads_ledger = NodeProblem.QUOTA in problems
+        waiting.is_incomplete = NodeProblem.NOT_SEARCHED in problems
+        waiting.is_merged = before is not None and (before.is_merged or has_other_shortages(before.problems, problems))
+        shortage = merged_shortage(query) if waiting.is_merged else None
         self._wait(waiting)
-        self._reporter.report_refused(pod, summary, problems, shortage)
+        self._reporter.report_refused(pod, waiting.summary, problems, shortage)
         return result_of(fits, shortage)
 
     def _wait(self, waiting: WaitingPod) -> None:

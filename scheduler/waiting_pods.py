@@ -18,6 +18,8 @@ UNSUITABLE_S = 300.0
 # How long a requeued pod is expected to be filtered: its backoff may be 10 seconds.
 REQUEUED_S = 15.0
 MAX_DOUBLINGS = 6
+# How old the numbers of a refusal may be that is repeated: to find what is free at best takes half of its time.
+SUMMARY_S = 60.0
 
 
 class WaitingPod(Struct):
@@ -40,6 +42,7 @@ class WaitingPod(Struct):
     problems: Problems = field(default_factory=dict)
     is_merged: bool = False
     since: float = 0.0
+    summarized_at: float = 0.0
     asked_at: int = 0
     expected: str = ""
     requeued_at: float = 0.0
@@ -98,8 +101,12 @@ class WaitingPods:
     def add(self, waiting: WaitingPod) -> None:
         with self._lock:
             before = self._waiting.get(waiting.pod.uid)
-            waiting.since, waiting.asked_at = before.since if before else self._clock(), waiting.filtered_at
+            waiting.since = waiting.summarized_at = self._clock()
+            waiting.asked_at = waiting.filtered_at
             if before is not None:
+                waiting.since = before.since
+                if waiting.summary is before.summary:
+                    waiting.summarized_at = before.summarized_at
                 waiting.unsuitable = before.unsuitable
                 # It was filtered, so what it was requeued for was not futile, unless `note_asked` has said so.
                 waiting.futile, waiting.requeued_at = before.futile, before.requeued_at if before.futile else 0.0
@@ -131,6 +138,14 @@ class WaitingPods:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def recent_summary(self, uid: str, problems: Problems) -> str:
+        """Return the summary of a pod's last refusal if it may be repeated, else an empty text."""
+        with self._lock:
+            before = self._waiting.get(uid)
+            if before is None or before.problems != problems or self._clock() - before.summarized_at > SUMMARY_S:
+                return ""
+            return before.summary
 
     def longest_wait_s(self) -> float:
         """Return how long the pod has waited that was refused first; 0 if none waits."""
