@@ -1,6 +1,6 @@
 """The cost of the scheduler: the extender's answers on large clusters, and kube-scheduler's throughput with it.
 
-    python -m bench.scheduler [--only extender|throughput|room] [--nodes 5000] [--pods 400]
+    python -m bench.scheduler [--only extender|throughput|room|memory] [--nodes 5000] [--pods 400]
 
 Extender: nodes of 8 GPUs, four running GPU pods on each; pods of nine sizes are filtered, ranked and bound over HTTP by
 one client, as kube-scheduler does it. The order of the node names is another one in every request.
@@ -8,6 +8,8 @@ one client, as kube-scheduler does it. The order of the node names is another on
 Throughput: Node objects on a real API server, and the real kube-scheduler, in turns with the extender and without it,
 and otherwise with the same configuration. The same number of pods is created before each turn. Everything shares one
 machine, so only the ratio is meaningful.
+
+Memory: the same nodes and running pods as objects of a real API server, which an extender lists and watches.
 
 Room: a pod waits for the only GPU of a node; the pod that uses it is deleted. The time from its deletion until the
 waiting pod is bound, on an idle cluster.
@@ -33,7 +35,8 @@ from cluster.objects import PODS
 from tests.cluster import layout
 from tests.cluster.objects import new_namespace
 from tests.cluster.real import RealCluster
-from tests.scheduler.real import SchedulerCluster, pod_spec
+from tests.scheduler.real import NAMES, SchedulerCluster, pod_spec
+from vcuda.placement_annotation import GpuSlice, encode_placement
 
 RESULTS = Path(__file__).parent / "results" / "scheduler.json"
 TARGETS = {
@@ -214,6 +217,54 @@ def measure_throughput(nodes: int, pods: int) -> Figures:
     }
 
 
+def measure_memory(nodes: int) -> Figures:
+    """Measure the memory of an extender that has listed nodes and running pods."""
+    cluster = SchedulerCluster(RealCluster.start())
+    real, count = cluster.real, nodes * PODS_PER_NODE
+    try:
+        # Nobody has to admit the pods: they run already.
+        for program in (layout.CONTROLLER, layout.WEBHOOK):
+            real.kill(program)
+        real.kubectl("delete", "validatingwebhookconfigurations,mutatingwebhookconfigurations", "--all")
+        namespace = new_namespace(cluster.cluster, "running")
+
+        def run_pod(number: int) -> None:
+            node, gpu = node_name(number // PODS_PER_NODE), number % PODS_PER_NODE
+            placed = {"c": [GpuSlice(f"GPU-{node}-{gpu}", 50, 2048)]}
+            metadata = {
+                "name": f"p-{number}",
+                "namespace": namespace,
+                "annotations": {NAMES.placement: encode_placement(placed)},
+            }
+            cluster.cluster.create(PODS, {"metadata": metadata, "spec": pod_spec(50, 8, nodeName=node)})
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            list(pool.map(lambda number: cluster.add_node(node_name(number), 8), range(nodes)))
+            print_progress(f"memory: {nodes} nodes")
+            list(pool.map(run_pod, range(count)))
+        print_progress(f"memory: {count} pods")
+        started = time.monotonic()
+        cluster.start_replica("a")
+        while cluster.metric("a", "free_cores") != 800 * nodes - 50 * count or cluster.metric("a", "active") != 1:
+            time.sleep(0.2)
+        ready_s = time.monotonic() - started
+        status = f"/proc/{real.supervisor_info()['init']}/root/proc/{real.running()[layout.extender_name('a')]}/status"
+        kib = {
+            key: int(value.split()[0])
+            for key, value in (line.split(":") for line in Path(status).read_text().splitlines())
+            if key in {"VmRSS", "VmHWM"}
+        }
+    finally:
+        cluster.stop()
+    return {
+        "nodes": nodes,
+        "pods": count,
+        "rss_mb": kib["VmRSS"] // 1024,
+        "peak_rss_mb": kib["VmHWM"] // 1024,
+        "ready_after_s": round(ready_s, 1),
+    }
+
+
 def measure_room() -> Figures:
     """Measure how soon a waiting pod is bound after room has appeared."""
     cluster = SchedulerCluster(RealCluster.start(), "a")
@@ -247,7 +298,7 @@ def wait_until_bound(cluster: SchedulerCluster, name: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("extender", "throughput", "room"))
+    parser.add_argument("--only", choices=("extender", "throughput", "room", "memory"))
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=400)
     options = parser.parse_args()
@@ -262,6 +313,8 @@ def main() -> None:
         results["extender"] = [measure_extender(nodes) for nodes in SIZES]
     if options.only in (None, "throughput"):
         results["throughput"] = measure_throughput(options.nodes, options.pods)
+    if options.only in (None, "memory"):
+        results["memory"] = measure_memory(options.nodes)
     if options.only in (None, "room"):
         results["room"] = measure_room()
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")

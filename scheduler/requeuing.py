@@ -99,6 +99,8 @@ class Requeuer:
 
     def requeue_fitting(self) -> int:
         """Requeue the waiting pods that fit now; returns how many."""
+        for waiting in self._waiting.overdue():
+            self._waiting.note_overdue(waiting.pod.uid, has_room=self._has_room(waiting.pod, waiting.expected))
         events = self._waiting.events
         candidates = [self._search_on(each) for each in self._waiting.candidates()]
         if not candidates:
@@ -112,6 +114,10 @@ class Requeuer:
             elif self._waiting.note_requeued(pod.uid, node, events):
                 count += self._requeue(pod)
         return count
+
+    def _has_room(self, pod: SchedulerPod, node: str) -> bool:
+        query = self._query(pod)
+        return query is not None and not self._state.fit(query, [node]).problems.any()
 
     def _search_on(self, candidate: Candidate) -> Candidate:
         """Continue the search for a pod of which some nodes were not searched; else return it unchanged."""

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from scheduler.pods import SchedulerPod
 from vcuda.fit_summary import Problems
 
-# How long a node is left out for a pod after kube-scheduler's own filters excluded it.
+# How long at most a node is left out for a pod after kube-scheduler's own filters excluded it.
 UNSUITABLE_S = 300.0
 # How long a requeued pod is expected to be filtered: its backoff may be 10 seconds.
 REQUEUED_S = 15.0
@@ -54,7 +54,12 @@ class WaitingPod(Struct):
 
     def is_due(self, now: float) -> bool:
         """Whether it may be requeued: not while it is expected to be filtered, and ever later if that is futile."""
-        return not self.requeued_at or now >= self.requeued_at + REQUEUED_S * 2 ** min(self.futile, MAX_DOUBLINGS)
+        return not self.requeued_at or now >= self.requeued_at + self.pause_s
+
+    @property
+    def pause_s(self) -> float:
+        """How long it is not requeued again; twice as long after each time in vain."""
+        return float(REQUEUED_S * 2 ** min(self.futile, MAX_DOUBLINGS))
 
 
 # A waiting pod, and the nodes to try; None means all.
@@ -124,8 +129,8 @@ class WaitingPods:
                 waiting.expected = ""
 
     def _note_futile(self, waiting: WaitingPod) -> None:
-        waiting.unsuitable[waiting.expected] = self._clock() + UNSUITABLE_S
         waiting.futile += 1
+        waiting.unsuitable[waiting.expected] = self._clock() + min(UNSUITABLE_S, waiting.pause_s)
         waiting.expected = ""
 
     def remove(self, uid: str) -> None:
@@ -160,10 +165,6 @@ class WaitingPods:
         """
         with self._lock:
             now = self._clock()
-            for waiting in self._waiting.values():
-                # kube-scheduler has not asked at all: its own filters exclude every node.
-                if waiting.expected and now >= waiting.requeued_at + REQUEUED_S:
-                    self._note_futile(waiting)
             found = [(waiting, self._nodes_to_try(waiting, now)) for waiting in self._waiting.values()]
         due = [each for each in found if each[1] is None or each[1]]
         return sorted(due, key=lambda each: each[0].pod.queue_position)
@@ -204,6 +205,24 @@ class WaitingPods:
             waiting = self._waiting.get(uid)
             if waiting is not None:
                 waiting.expected, waiting.requeued_at, waiting.filtered_at = "", 0.0, -1
+
+    def overdue(self) -> list[WaitingPod]:
+        """Return the pods that were requeued a while ago, and kube-scheduler has not asked about since."""
+        with self._lock:
+            now = self._clock()
+            return [each for each in self._waiting.values() if each.expected and now >= each.requeued_at + REQUEUED_S]
+
+    def note_overdue(self, uid: str, *, has_room: bool) -> None:
+        """Note that kube-scheduler has not asked about a pod: if there is room, its own filters exclude every node."""
+        with self._lock:
+            waiting = self._waiting.get(uid)
+            if waiting is None or not waiting.expected:
+                return
+            if has_room:
+                self._note_futile(waiting)
+            else:
+                # Another pod was faster, so that counting resources excluded the node.
+                waiting.expected, waiting.requeued_at = "", 0.0
 
     def requeued(self) -> list[WaitingPod]:
         """Return the pods that were requeued and not filtered since: the room that was found for them is theirs."""
