@@ -79,7 +79,7 @@ class Extender:
         # kube-scheduler asks again because something ended. If nothing did as far as we know, its watch is ahead of
         # ours. A refusal now would be repeated only after the pod's backoff.
         is_behind = before is not None and before.asked_at == events and len(self._waiting) <= MAX_CAUGHT_UP
-        if is_behind and not result.fitting and self._waiting.await_room(events, CATCH_UP_S):
+        if is_behind and not result.fitting and self._waiting.await_room(pod.uid, CATCH_UP_S):
             result, _ = self._filter(pod, spec, names)
         return result
 

@@ -20,18 +20,15 @@ REQUEUED_S = 15.0
 MAX_DOUBLINGS = 6
 # How old the numbers of a refusal may be that is repeated: to find what is free at best takes half of its time.
 SUMMARY_S = 60.0
+# How long a pod is not waited for after that was in vain.
+NO_WAIT_S = 60.0
 
 
 class WaitingPod(Struct):
-    """A pod that fits nowhere. `filtered_at` is the number of the last event that was taken into account for it.
-
-    `since` is when it was refused first, `asked_at` the number of the last event when it was filtered last. `expected`
-    is the node with room for it when it was requeued, and empty once it was filtered again. `unsuitable` are nodes,
-    each with the time until when, that kube-scheduler did not ask about although there was room; `futile` counts how
-    often that happened in a row.
-    """
+    """A pod that fits nowhere, when it was refused, and what was tried since. Events are given by their numbers."""
 
     pod: SchedulerPod
+    # The last event that was taken into account for it, by filter or in the background.
     filtered_at: int
     summary: str = ""
     # Whether its quota refuses it, or some models: then a change of the ledger counts, too.
@@ -41,13 +38,19 @@ class WaitingPod(Struct):
     # How many nodes had each problem, and whether all that lack something free get the same text.
     problems: Problems = field(default_factory=dict)
     is_merged: bool = False
+    # When it was refused first, and when the summary was made.
     since: float = 0.0
     summarized_at: float = 0.0
+    # The last event when it was filtered, and until when no event is waited for.
     asked_at: int = 0
+    no_wait_until: float = 0.0
+    # The node with room for it when it was requeued; empty once it was filtered again.
     expected: str = ""
     requeued_at: float = 0.0
-    futile: int = 0
+    # Nodes that kube-scheduler did not ask about although there was room, each with the time until which it is left
+    # out; and how often that happened in a row.
     unsuitable: dict[str, float] = field(default_factory=dict)
+    futile: int = 0
 
     def may_use(self, node: str, now: float) -> bool:
         return self.unsuitable.get(node, 0.0) <= now
@@ -98,10 +101,19 @@ class WaitingPods:
     def events(self) -> int:
         return self._events
 
-    def await_room(self, since: int, timeout_s: float) -> bool:
-        """Wait for an event after this one; returns whether there was one."""
+    def await_room(self, uid: str, timeout_s: float) -> bool:
+        """Wait for an event after a pod was refused; returns whether there was one.
+
+        Not if that was in vain a moment ago: its owner could have all other pods wait by changing its labels.
+        """
         with self._lock:
-            return self._lock.wait_for(lambda: self._events > since, timeout_s)
+            waiting = self._waiting.get(uid)
+            if waiting is None or self._clock() < waiting.no_wait_until:
+                return False
+            if self._lock.wait_for(lambda: self._events > waiting.asked_at, timeout_s):
+                return True
+            waiting.no_wait_until = self._clock() + NO_WAIT_S
+            return False
 
     def add(self, waiting: WaitingPod) -> None:
         with self._lock:
@@ -112,7 +124,7 @@ class WaitingPods:
                 waiting.since = before.since
                 if waiting.summary is before.summary:
                     waiting.summarized_at = before.summarized_at
-                waiting.unsuitable = before.unsuitable
+                waiting.unsuitable, waiting.no_wait_until = before.unsuitable, before.no_wait_until
                 # It was filtered, so what it was requeued for was not futile, unless `note_asked` has said so.
                 waiting.futile, waiting.requeued_at = before.futile, before.requeued_at if before.futile else 0.0
             self._waiting[waiting.pod.uid] = waiting

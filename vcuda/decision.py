@@ -23,6 +23,7 @@ class Code(StrEnum):
     REQUEST_DIFFERS = "RequestDiffersFromLimit"
     LIMIT_MISSING = "LimitMissing"
     VOCABULARIES_MIXED = "VocabulariesMixed"
+    TOO_MANY_CONTAINERS = "TooManyContainers"
     CONTAINER_UNKNOWN = "ContainerUnknown"
     CORE_LIMIT_INVALID = "CoreLimitInvalid"
     MODEL_INVALID = "ModelInvalid"

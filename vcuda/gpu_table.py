@@ -195,10 +195,9 @@ class GpuTable:
             setattr(other, name, value.copy() if is_container else value)
         return other
 
-    def version(self, name: str) -> int:
-        """Return the number of a node's last change; -1 if the node is not in the table."""
-        column = self._columns.get(name)
-        return -1 if column is None else int(self._changed_at[column])
+    def versions(self) -> Numbers:
+        """Return the number of the last change of each column."""
+        return self._changed_at
 
     def changed_since(self, change: int) -> Columns:
         """Return the columns that changed after a change, which is given by its number."""

@@ -14,11 +14,13 @@ from vcuda.fit_query import FitQuery, class_key, merge_containers, needs_search,
 from vcuda.gpu_table import SMALL_PART, Columns, Flags, GpuTable, Names, Numbers
 from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, SearchBudget
+from vcuda.request import MAX_GPU_CONTAINERS
 from vcuda.view_fit import BestFree, ViewFit, fit_view
 
 # Search steps for one pod with several containers, on all nodes together and on one: a step takes some 50 microseconds,
 # and all other pods wait meanwhile.
 MAX_STEPS, MAX_NODE_STEPS = 300, 200
+CONTAINERS_PER_STEP = 4
 # Kinds of pods with several containers whose results are kept, for each node.
 MAX_SEARCHED_CLASSES = 32
 # Ties are broken by the order of names: for up to a million nodes.
@@ -66,7 +68,7 @@ class NodeFitter:
     def __init__(self, table: GpuTable) -> None:
         self._table = table
         self._classes: dict[tuple[object, ...], ClassFits] = {}
-        self._searched: dict[tuple[object, ...], dict[str, SearchResult]] = {}
+        self._searched: dict[tuple[object, ...], ClassSearch] = {}
         self._searches = 0
 
     def fit(self, names: Sequence[str], query: FitQuery) -> NodeFits:
@@ -132,31 +134,39 @@ class NodeFitter:
 
         `is_sure` are those that fit without a search.
         """
-        known = self._results_of(query)
         may_fit = fits.problems == NodeProblem.NONE
-        candidates = np.flatnonzero(may_fit if is_sure is None else may_fit & ~is_sure).tolist()
+        candidates = np.flatnonzero(may_fit if is_sure is None else may_fit & ~is_sure)
+        if len(query.request.containers) > MAX_GPU_CONTAINERS:
+            fits.problems[candidates] = NodeProblem.COMBINATION
+            return
+        search = self._class_search(query)
+        columns = fits.columns[candidates]
+        # What members of a workload exclude is different for each pod.
+        is_known = search.is_known(self._table, columns) if not query.excluded else np.zeros(len(columns), np.bool_)
+        fits.problems[candidates[is_known & ~search.is_placed[columns]]] = NodeProblem.COMBINATION
+        left = MAX_STEPS
         # Those that were searched longest ago first: on a busy cluster nodes change faster than they are searched, and
         # one that is free all the time must have its turn.
-        names = [str(fits.names[at]) for at in candidates]
-        numbers = [known[name].number if name in known else 0 for name in names]
-        left = MAX_STEPS
-        for _, _, at, name in sorted(zip(numbers, fits.keys[candidates].tolist(), candidates, names, strict=True)):
-            state = (self._table.version(name), query.excluded.get(name, ()))
-            result = known.get(name)
-            if result is None or result.state != state:
-                is_placed, left = self._try_node(query, name, left) if left > 0 else (None, 0)
-                if is_placed is None:
-                    fits.problems[at] = NodeProblem.NOT_SEARCHED
-                    continue
-                self._searches += 1
-                result = known[name] = SearchResult(state, is_placed, self._searches)
-            if not result.is_placed:
-                fits.problems[at] = NodeProblem.COMBINATION
+        order = np.lexsort((fits.keys[candidates], search.numbers[columns]))
+        unknown = candidates[order[~is_known[order]]]
+        fits.problems[unknown] = NodeProblem.NOT_SEARCHED
+        for at in unknown.tolist():
+            is_placed, left = self._try_node(query, fits.names[at], left)
+            if is_placed is None:
+                return
+            self._searches += 1
+            fits.problems[at] = NodeProblem.NONE if is_placed else NodeProblem.COMBINATION
+            column = fits.columns[at]
+            search.numbers[column] = self._searches
+            if not query.excluded:
+                search.is_placed[column], search.versions[column] = is_placed, self._table.versions()[column]
 
-    def _results_of(self, query: FitQuery) -> dict[str, "SearchResult"]:
-        """Return the known results of equal pods, by node."""
+    def _class_search(self, query: FitQuery) -> "ClassSearch":
+        """Return what is known of equal pods."""
         key = class_key(query)
-        known = self._searched.pop(key, None) or {}
+        known = self._searched.pop(key, None)
+        if known is None or len(known.numbers) < self._table.width:
+            known = ClassSearch(self._table.width)
         self._searched[key] = known
         while len(self._searched) > MAX_SEARCHED_CLASSES:
             del self._searched[next(iter(self._searched))]
@@ -164,22 +174,31 @@ class NodeFitter:
 
     def _try_node(self, query: FitQuery, name: str, left: int) -> tuple[bool | None, int]:
         """Return whether a pod can be placed on a node, None if that is not known, and the steps that are left."""
-        budget = SearchBudget(min(left, MAX_NODE_STEPS))
+        # To begin a search takes some time as well.
+        left -= 1 + len(query.request.containers) // CONTAINERS_PER_STEP
+        steps = min(left, MAX_NODE_STEPS)
+        if steps <= 0:
+            return None, 0
+        budget = SearchBudget(steps)
         is_placed: bool | None = True
         try:
             place_on_node(query, name, self._table.available_gpus(name), budget)
         except InsufficientGpus:
-            is_cut_short = budget.left < 0 and left < MAX_NODE_STEPS
+            is_cut_short = budget.left < 0 and steps < MAX_NODE_STEPS
             is_placed = None if is_cut_short else False
-        return is_placed, left - (min(left, MAX_NODE_STEPS) - max(0, budget.left)) - 1
+        return is_placed, left - (steps - max(0, budget.left))
 
 
-class SearchResult(Struct, frozen=True):
-    """Whether a pod could be placed on a node in a state; `number` counts searches."""
+class ClassSearch:
+    """Whether equal pods could be placed on each column: by the version of the node, and the number of the search."""
 
-    state: tuple[int, object]
-    is_placed: bool
-    number: int
+    def __init__(self, width: int) -> None:
+        self.is_placed = np.zeros(width, np.bool_)
+        self.versions, self.numbers = np.full(width, -1, np.int64), np.zeros(width, np.int64)
+
+    def is_known(self, table: GpuTable, columns: Columns) -> Flags:
+        flags: Flags = self.versions[columns] == table.versions()[columns]
+        return flags
 
 
 def fit_nodes(table: GpuTable, names: Sequence[str], query: FitQuery) -> NodeFits:

@@ -15,7 +15,7 @@ from vcuda.isolation import Isolation
 from vcuda.placement_annotation import GpuSlice
 from vcuda.placement_strategies import RANKINGS, PlacementStrategy, Ranking
 from vcuda.pod_options import NO_OPTIONS, PodOptions
-from vcuda.request import ContainerRequest, PodRequest, Role, share_memory_mib
+from vcuda.request import MAX_GPU_CONTAINERS, ContainerRequest, PodRequest, Role, share_memory_mib
 from vcuda.vocabulary import CORES_PER_CARD
 
 # A search that is not over after this many steps is given up: packing is NP-hard, and the kubelet waits for the answer.
@@ -39,6 +39,8 @@ def place_pod(
     budget: "SearchBudget | None" = None,
 ) -> PlacedSlices:
     """Choose GPUs for all containers of a pod. Raises InsufficientGpus if there is no placement, or none was found."""
+    if len(request.containers) > MAX_GPU_CONTAINERS:
+        raise InsufficientGpus(f"the pod has more than {MAX_GPU_CONTAINERS} containers with GPUs")
     ranking = RANKINGS[strategy]
     allowed = [each for each in gpus if may_use(options, each.gpu)]
     if not allowed:
@@ -119,6 +121,16 @@ def running_phases(request: PodRequest) -> dict[str, tuple[int, ...]]:
     return phases | {each.name: (last,) for each in request.containers if each.role is Role.APP}
 
 
+def peak_cores(request: PodRequest) -> int:
+    """Return the most cores that a pod needs in any phase."""
+    phases = running_phases(request)
+    needed: dict[int, int] = {}
+    for each in request.containers:
+        for phase in phases[each.name]:
+            needed[phase] = needed.get(phase, 0) + each.share.cores
+    return max(needed.values(), default=0)
+
+
 def required_memory_mib(container: ContainerRequest, unit_mib: int) -> int:
     """Return how much memory the whole GPUs of a container must have together; 0 for part of a GPU."""
     share = container.share
@@ -174,6 +186,8 @@ class TrialPlacement:
         return ""
 
     def _isolation_problem(self, container: ContainerRequest, gpu: Gpu) -> str:
+        if self._min_isolation is Isolation.NONE:
+            return ""
         # Whole GPUs are exclusive: there is nothing to enforce.
         if container.share.whole_cards or gpu.isolation.is_at_least(self._min_isolation):
             return ""
@@ -190,12 +204,7 @@ class TrialPlacement:
 
     def lacks_cores(self, request: PodRequest) -> bool:
         """Whether some phase needs more cores than all GPUs together have free. Saves a hopeless search."""
-        free = sum(each.free_cores for each in self.gpus.values() if not each.unavailable_reason)
-        needed: dict[int, int] = {}
-        for each in request.containers:
-            for phase in self._phases[each.name]:
-                needed[phase] = needed.get(phase, 0) + each.share.cores
-        return max(needed.values(), default=0) > free
+        return peak_cores(request) > sum(each.free_cores for each in self.gpus.values() if not each.unavailable_reason)
 
     def add(self, container: ContainerRequest, uuids: Sequence[str]) -> None:
         self._change(container, uuids, 1)

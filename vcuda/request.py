@@ -21,6 +21,8 @@ MISSING_CODES = (Code.MEMORY_MISSING, Code.CORE_MISSING)
 # memory: the node plugin identifies GPU containers by both resources, so neither may be absent.
 TOKEN_MEMORY_UNITS = 1
 MAX_CORES = MAX_CARDS * CORES_PER_CARD
+# To place a pod is a search, whose cost grows with its containers, and all other pods wait for it.
+MAX_GPU_CONTAINERS = 64
 
 
 class Role(StrEnum):
@@ -115,7 +117,19 @@ def parse_request(spec: PodSpec, annotations: Mapping[str, str], scheme: Scheme)
         reasons += mistakes
         if request is not None:
             requests.append(request)
+    if len(requests) > MAX_GPU_CONTAINERS:
+        reasons.append(too_many_containers(len(requests)))
     return ParsedRequest(PodRequest(tuple(requests)), tuple(reasons))
+
+
+def too_many_containers(count: int) -> Reason:
+    return Reason(
+        code=Code.TOO_MANY_CONTAINERS,
+        field="spec.containers",
+        value=str(count),
+        message=f"at most {MAX_GPU_CONTAINERS} containers of a pod may request GPUs",
+        remedy="divide them among several pods",
+    )
 
 
 def request_held_by(spec: PodSpec, annotations: Mapping[str, str], scheme: Scheme) -> PodRequest:

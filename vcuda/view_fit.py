@@ -13,9 +13,11 @@ from vcuda.gpu_table import STRENGTH, Amounts, Flags, GpuTable, Numbers, TableVi
 from vcuda.isolation import Isolation
 from vcuda.node_problem import NodeProblem
 from vcuda.node_ranking import NODE_RANKINGS, NodeRanking
-from vcuda.placement import may_use_model
-from vcuda.request import ContainerRequest
+from vcuda.placement import may_use_model, peak_cores
 from vcuda.vocabulary import CORES_PER_CARD, Share
+
+# Shares of a pod that are checked by array operations; more only take longer.
+MAX_CHECKED = 8
 
 
 class BestFree(Struct, frozen=True):
@@ -26,11 +28,25 @@ class BestFree(Struct, frozen=True):
     unused: int = 0
 
 
+def largest_shares(query: FitQuery) -> list[Share]:
+    """Return the shares to be checked: the largest in some respect, if there are many different ones.
+
+    Where one of these does not fit, the pod does not fit. Where they do, a search decides.
+    """
+    shares = list(dict.fromkeys(each.share for each in query.request.containers))
+    if len(shares) <= MAX_CHECKED:
+        return shares
+    by_cores = sorted(shares, key=lambda share: share.cores, reverse=True)
+    return [*by_cores[: MAX_CHECKED - 1], max(shares, key=lambda share: share.memory_units)]
+
+
 def fit_view(table: GpuTable, view: TableView, query: FitQuery) -> tuple[Numbers, Numbers]:
     """Return the problem and the key of each node of a view."""
     fit = ViewFit(table, view, query)
-    for container in query.request.containers:
-        fit.check_container(container)
+    for share in largest_shares(query):
+        fit.check_share(share)
+    if len(query.request.containers) > 1:
+        fit.check_total(peak_cores(query.request))
     return fit.problems, fit.keys(NODE_RANKINGS[query.strategy])
 
 
@@ -75,12 +91,17 @@ class ViewFit:
     def _require_nodes(self, flags: Flags, problem: NodeProblem) -> None:
         self.problems[(self.problems == NodeProblem.NONE) & ~flags] = problem
 
-    def check_container(self, container: ContainerRequest) -> None:
-        """Check one container, as if it were the only one of the pod."""
-        if container.share.whole_cards:
-            self._check_whole(container.share.whole_cards)
+    def check_share(self, share: Share) -> None:
+        """Check the share of one container, as if it were the only one of the pod."""
+        if share.whole_cards:
+            self._check_whole(share.whole_cards)
         else:
-            self._check_fraction(container.share)
+            self._check_fraction(share)
+
+    def check_total(self, cores: int) -> None:
+        """Check that all containers together do not need more cores than there are."""
+        free = (np.maximum(self._view.free_cores, 0) * self._allowed).sum(axis=0)
+        self._require_nodes(free >= cores, NodeProblem.COMBINATION)
 
     def _check_whole(self, wanted: int) -> None:
         self._require_nodes(self._largest_count(self._wanted) >= wanted, NodeProblem.TOO_FEW)

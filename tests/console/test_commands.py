@@ -209,6 +209,7 @@ def test_codes_are_stable() -> None:
         "LimitMissing",
         "VocabulariesMixed",
         "ContainerUnknown",
+        "TooManyContainers",
         "CoreLimitInvalid",
         "ModelInvalid",
         "OptionInvalid",

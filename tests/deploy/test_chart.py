@@ -307,7 +307,7 @@ def test_only_the_scheduler_s_operations_port_is_reachable() -> None:
 def test_alerts_use_metrics_of_the_scheduler() -> None:
     rules = one(objects('monitoring={"rules": true}'), "PrometheusRule", "quotient")["spec"]["groups"][0]["rules"]
     used = {name for rule in rules for name in re.findall(r"quotient_scheduler_\w+", rule["expr"])}
-    assert used == {"quotient_scheduler_active", "quotient_scheduler_waiting_pods"}
+    assert used == {"quotient_scheduler_active", "quotient_scheduler_longest_wait_seconds"}
     assert used <= GAUGE_HELP.keys()
 
 

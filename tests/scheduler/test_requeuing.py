@@ -1,5 +1,6 @@
 """Waiting pods are requeued when there is room for them, and only then."""
 
+import time
 from typing import Any
 
 import pytest
@@ -43,10 +44,10 @@ def test_a_refusal_is_held_back_while_our_watch_is_behind(full: World, monkeypat
     pod, waits = refuse(full, "p"), []
     original = full.service.waiting.await_room
 
-    def end_meanwhile(since: int, timeout_s: float) -> bool:
-        waits.append(since)
+    def end_meanwhile(uid: str, timeout_s: float) -> bool:
+        waits.append(uid)
         full.end(full.cluster.get(PODS, "on-a", TEAM))
-        return original(since, timeout_s)
+        return original(uid, timeout_s)
 
     monkeypatch.setattr(full.service.waiting, "await_room", end_meanwhile)
     assert full.filter(pod)["NodeNames"] == ["a"]
@@ -54,6 +55,16 @@ def test_a_refusal_is_held_back_while_our_watch_is_behind(full: World, monkeypat
     full.add_node("c", 1)
     assert not full.filter(other)["NodeNames"]
     assert len(waits) == 1, "the new node is why it was asked about again"
+
+
+def test_the_owner_of_a_pod_cannot_have_others_wait(full: World) -> None:
+    """A pod that is changed again and again is filtered again and again."""
+    pod, waiting = refuse(full, "p"), full.service.waiting
+    assert not waiting.await_room(pod.metadata.uid, 0.01)
+    began = time.monotonic()
+    for _ in range(100):
+        assert not waiting.await_room(pod.metadata.uid, 60.0)
+    assert time.monotonic() - began < 60.0, "not even once"
 
 
 def test_a_pod_is_requeued_when_a_gpu_recovers_or_a_node_is_added(full: World) -> None:
@@ -255,11 +266,11 @@ def test_more_pods_wait_than_are_tried_at_once(full: World, monkeypatch: pytest.
 
 def test_the_search_for_a_pod_with_several_containers_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only some nodes are searched at a time; the pod is requeued when one is found."""
-    monkeypatch.setattr("vcuda.node_fit.MAX_STEPS", 3)
+    monkeypatch.setattr("vcuda.node_fit.MAX_STEPS", 8)
     for number in range(12):
-        world.add_node(f"n{number:02}", 1)
-    world.add_node("zz", 2)
-    pod = world.add_pod("p", container("a", 60), container("b", 60))
+        world.add_node(f"n{number:02}", 2)
+    world.add_node("zz", 3)
+    pod = world.add_pod("p", container("a", 60), container("b", 60), container("c", 60))
     assert not world.filter(pod)["NodeNames"]
     eventually(lambda: is_requeued(world, pod), "the requeued pod")
     monkeypatch.undo()

@@ -286,8 +286,8 @@ def test_the_table_grows_with_nodes_and_gpus_and_reuses_rows() -> None:
 
 def test_a_pod_with_several_containers_is_searched_on_all_nodes_in_the_end() -> None:
     """A few at a time: all other pods wait meanwhile."""
-    table = table_of({f"n{number:04}": [card(f"n{number:04}")] for number in range(1000)})
-    query, fitter = FitQuery(pod(app("a", 60), app("b", 60)), UNIT_MIB), NodeFitter(table)
+    table = table_of({f"n{number:04}": [card(f"n{number:04}", index) for index in (0, 1)] for number in range(1000)})
+    query, fitter = FitQuery(pod(app("a", 60), app("b", 60), app("c", 60)), UNIT_MIB), NodeFitter(table)
     names = sorted(table.names())
     counts = [int(sum(fitter.fit(names, query).problems == NodeProblem.NOT_SEARCHED)) for _ in range(10)]
     assert counts[0] > 500

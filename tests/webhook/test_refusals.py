@@ -73,6 +73,11 @@ INVALID: dict[str, tuple[dict[str, Any], list[str], str]] = {
         ["ContainerUnknown"],
         "c0",
     ),
+    "more containers with gpus than can be placed": (
+        pod(*(gpu(name=f"c{number}") for number in range(65))),
+        ["TooManyContainers"],
+        "divide them among several pods",
+    ),
     "a nodeName": (pod(gpu(), nodeName="n1"), ["NodeChosen"], "kubernetes.io/hostname: n1"),
     "another scheduler": (pod(gpu(), schedulerName="volcano"), ["SchedulerForeign"], "quotient-scheduler"),
 }
@@ -223,9 +228,9 @@ def test_the_number_of_reasons_and_warnings_in_an_answer_is_limited(api: Caller)
     assert answer.message.startswith("500 problems:\n")
     assert answer.message.endswith("\n- and 480 more")
     assert len(answer.codes) == 20
-    warned = api.create(pod(*(gpu(f"c{number}", memory="1") for number in range(500))))
+    warned = api.create(pod(*(gpu(f"c{number}", memory="1") for number in range(64))))
     assert warned.allowed
-    assert warned.warnings[-1] == "and 480 more warnings"
+    assert warned.warnings[-1] == "and 44 more warnings"
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
