@@ -28,7 +28,10 @@ test-fast: $(READY) ## Run the tests that need no Kubernetes
 
 test-long: $(READY) cluster-parts fuzz ## Run the long tests at full size; writes tests/results/
 	@echo "== tests: long"
-	$(PYTEST) -m long --ignore tests/node --results tests/results/long.json
+	$(PYTEST) -m long --ignore tests/node --ignore tests/scheduler --results tests/results/long.json
+	@echo "== tests: long, with a real kube-scheduler"
+	$(PYTEST) -m long tests/scheduler --ignore tests/scheduler/test_hopeless_pods.py --results tests/results/scheduler.json
+	$(PYTEST) -m long tests/scheduler/test_hopeless_pods.py --results tests/results/hopeless.json
 	@echo "== tests: long, on a real kubelet"
 	$(PYTEST) -m long tests/node --results tests/results/node.json
 	@echo "== tests: properties of vcuda, 5,000 examples each"
