@@ -67,6 +67,7 @@ class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     reason: str = ""
     message: str = ""
     pod_ip: str = field(name="podIP", default="")
+    nominated_node_name: str = ""
     init_container_statuses: list[ContainerStatus] = []
     container_statuses: list[ContainerStatus] = []
     conditions: list[PodCondition] = []

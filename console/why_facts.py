@@ -23,6 +23,7 @@ from vcuda.scheme import Scheme
 # Reasons of the events of Quotient's scheduler (scheduler/reporting.py) and controller. kube-scheduler's own events
 # come from a component of the same name, since that is the name of its profile.
 NOT_CHARGED = "NotCharged"
+RECENT_S = 60
 OWN_REASONS = (NOT_CHARGED, "InsufficientGPUs", *Code)
 FAILED_SCHEDULING = "FailedScheduling"
 # In kube-scheduler's messages, between the count of nodes and the problems.
@@ -79,9 +80,13 @@ def is_uncharged(facts: PodFacts) -> bool:
     """Whether the pod waits for its charge, as far as its namespace shows."""
     if facts.state is not State.PENDING:
         return False
+    if waiting_reason(facts.quota_status or {}, facts.pod.metadata.name):
+        return True
     event = facts.own_event
-    by_event = event is not None and (event.reason == NOT_CHARGED or event.component == CONTROLLER)
-    return by_event or bool(waiting_reason(facts.quota_status or {}, facts.pod.metadata.name))
+    if event is None or event.reason != NOT_CHARGED:
+        return event is not None and event.component == CONTROLLER
+    # The charge follows within seconds, and no event says so; the status lists pods that are not charged.
+    return not facts.quota_status or (age_s(facts.now, event.seen_at) or 0) < RECENT_S
 
 
 def scheduler_of(facts: PodFacts) -> str:

@@ -134,8 +134,9 @@ class Binder:
     def _claim(self, pod: SchedulerPod, node: str) -> Claim:
         """Claim GPUs on the chosen node: those of the pod's claim if it is there, else others."""
         # Before the lock: it may wait for a ledger.
-        query = self._extender.query(pod, self._extender.grant(pod))
+        grant = self._extender.grant(pod)
         with self._state.lock:
+            query = self._extender.query(pod, grant)
             before = self._state.claim(pod.uid)
             if before is not None:
                 before.check_not_binding()
@@ -149,7 +150,7 @@ class Binder:
 
     def _placement(self, pod: SchedulerPod, query: FitQuery, node: str, claim: Claim | None) -> PlacedSlices:
         """Return the claimed GPUs if they are on this node and still usable, else others; InsufficientGpus if none."""
-        if claim is not None and claim.node == node:
+        if claim is not None and claim.node == node and not query.excludes(node, claim.placed):
             gpus = self._state.available_gpus(node, pod.uid)
             unit_mib, options = self._scheme.unit_mib, pod.options
             if not placement_problem(pod.request, claim.placed, gpus, unit_mib=unit_mib, options=options):
@@ -177,7 +178,8 @@ class Binder:
         if result.reasons:
             self._extender.refuse_model(pod, model)
             raise BindFailed(self._reporter.report_charge_refused(pod, claim.node, result))
-        claim.extended = wanted
+        # Not if an earlier attempt moved the charge: a Binding of another replica may depend on that.
+        claim.extended = wanted if result.charge == wanted else None
 
     def _write_binding(self, pod: SchedulerPod, claim: Claim, deadline: float) -> None:
         """Write the Binding, until it succeeds, fails for good, or the deadline is over."""
@@ -189,8 +191,11 @@ class Binder:
             try:
                 cluster.bind(metadata.name, metadata.namespace, claim.node, uid=pod.uid, annotations=annotations)
             except Conflict as error:
-                if self._is_bound(pod, claim.node):
+                read = self._read(pod)
+                if read is not None and read.spec.node_name == claim.node:
                     return
+                if read is not None and read.spec.node_name:
+                    claim.extended = None  # bound elsewhere, perhaps by this charge: the controller lowers it
                 raise BindFailed(str(error)) from None
             except ApiError as error:
                 raise BindFailed(str(error)) from None
@@ -213,13 +218,8 @@ class Binder:
             self._slots.release()
             raise failure("the time for the binding is over" if self._is_active() else "another replica leads")
 
-    def _is_bound(self, pod: SchedulerPod, node: str) -> bool:
-        """Whether the pod is bound to this node; raises OutcomeUnknown if the API server does not answer."""
-        read = self._read(pod)
-        return read is not None and read.spec.node_name == node
-
     def _read(self, pod: SchedulerPod) -> Pod | None:
-        """Read a pod from the API server; None if it is gone."""
+        """Read a pod from the API server; None if it is gone. Raises OutcomeUnknown if there is no answer."""
         try:
             read = self._cluster.with_timeout(CALL_TIMEOUT_S).get(PODS, pod.metadata.name, pod.metadata.namespace)
         except NotFound:
@@ -260,4 +260,6 @@ class Binder:
             self._state.confirm_claim(claim, bound)
         elif read is None or bound is not None or self._clock() >= claim.settle_at:
             # While it is unbound, the Binding may still be under way.
+            if bound is not None:
+                claim.extended = None
             self._give_up(claim)

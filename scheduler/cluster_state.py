@@ -124,8 +124,9 @@ class ClusterState:
     def _take_again(self, name: str) -> None:
         """Subtract from the GPUs of a node, which are new in the table, what its pods hold."""
         uids = self._by_node.get(name, set())
+        present = {gpu.uuid for gpu in self.table.gpus(name)}
         # Pods with a known placement first: the others are placed on what these leave.
-        for uid in sorted(uids, key=lambda uid: (not self._is_placed(uid), self._created_s(uid), uid)):
+        for uid in sorted(uids, key=lambda uid: (not self._is_placed(uid, present), self._created_s(uid), uid)):
             claim, pod = self._claims.get(uid), self._pods.get(uid)
             usage = self._holdings[uid].usage
             if claim is None and pod is not None:
@@ -133,9 +134,12 @@ class ClusterState:
             self.table.take(name, usage)
             self._holdings[uid] = Holding(name, usage)
 
-    def _is_placed(self, uid: str) -> bool:
+    def _is_placed(self, uid: str, gpus: set[str]) -> bool:
+        """Whether it is known which of these GPUs a pod holds; those of its placement may have vanished."""
         pod = self._pods.get(uid)
-        return uid in self._claims or pod is None or pod.placed is not None or bool(pod.minors)
+        if uid in self._claims or pod is None or pod.minors:
+            return True
+        return any(each.uuid in gpus for slices in (pod.placed or {}).values() for each in slices)
 
     def _created_s(self, uid: str) -> float:
         pod = self._pods.get(uid)
@@ -217,11 +221,7 @@ class ClusterState:
         self._gone[uid] = None
         if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
-        if known.owner:
-            members = self._members.get(known.workload, set())
-            members.discard(uid)
-            if not members:
-                self._members.pop(known.workload, None)
+        self._leave_workload(known)
         self.on_gone(uid)
         self._claims.pop(uid, None)
         holding = self._holdings.get(uid)
@@ -232,9 +232,18 @@ class ClusterState:
         self._drop(uid)
 
     def _remember(self, pod: SchedulerPod) -> None:
+        before = self._pods.get(pod.uid)
+        if before is not None and before.workload != pod.workload:
+            self._leave_workload(before)
         self._pods[pod.uid] = pod
         if pod.owner:
             self._members.setdefault(pod.workload, set()).add(pod.uid)
+
+    def _leave_workload(self, pod: SchedulerPod) -> None:
+        members = self._members.get(pod.workload, set())
+        members.discard(pod.uid)
+        if not members:
+            self._members.pop(pod.workload, None)
 
     def _release_orphans(self, node: str) -> None:
         """Give back what vanished pods held of a node whose kubelet reports again, or which is gone."""

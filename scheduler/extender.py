@@ -71,8 +71,9 @@ class Extender:
         self._check_unbound(pod)
         self._state.void_group(pod.uid, spec.group)
         # About a nominated node kube-scheduler asks alone, before it asks about all others.
-        if len(names) > 1:
-            self._waiting.note_asked(pod.uid, names.__contains__)
+        is_nominated = len(names) == 1 and names[0] == args.pod.status.nominated_node_name
+        if not is_nominated and self._waiting.note_asked(pod.uid, names.__contains__):
+            self.on_missed_event()
         self._state.release_claim(pod.uid)
         before = self._waiting.get(pod.uid)
         result, events = self._filter(pod, spec, names)
@@ -88,22 +89,19 @@ class Extender:
         # Read before anything else: what becomes free from now on counts as new.
         events = self._waiting.events
         grant = self.grant(pod)
-        if not grant.is_charged:
-            self._wait(WaitingPod(pod, events, UNCHARGED, reads_ledger=True))
-            self._reporter.report_uncharged(pod)
-            return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names}), events
         timeout_s = self._settings.volume_timeout_s if spec.waits_before_binding else self._settings.claim_timeout_s
-        query = self.query(pod, grant)
         with self._state.lock:
+            # With the lock: what a pod claims or waits for ends when the watch shows its end.
+            self._check_unbound(pod)
+            if not grant.is_charged:
+                self._wait(WaitingPod(pod, events, UNCHARGED, reads_ledger=True))
+                self._reporter.report_uncharged(pod)
+                return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names}), events
+            query = self.query(pod, grant)
             fits = self._state.fit(query, names)
             order = self._claim_best(pod, query, fits, timeout_s, spec.group)
             if order is None:
-                problems = count_problems(fits)
-                summary = self._waiting.recent_summary(pod.uid, problems)
-                summary = summary or self._state.summarize(query, fits, grant.refusals)
-        if order is None:
-            waiting = WaitingPod(pod, events, summary, problems=problems)
-            return self._refuse(waiting, query, fits), events
+                return self._refuse(pod, query, fits, grant, events), events
         result = result_of(fits)
         self._remember(pod.uid, NodeOrder(result.fitting_json, fits, order))
         self._waiting.remove(pod.uid)
@@ -188,13 +186,21 @@ class Extender:
             return fitting
         return None
 
-    def _refuse(self, waiting: WaitingPod, query: FitQuery, fits: NodeFits) -> FilterResult:
-        pod, problems, before = waiting.pod, waiting.problems, self._waiting.get(waiting.pod.uid)
-        waiting.reads_ledger = NodeProblem.QUOTA in problems
-        waiting.is_incomplete = NodeProblem.NOT_SEARCHED in problems
-        waiting.is_merged = before is not None and (before.is_merged or has_other_shortages(before.problems, problems))
-        shortage = merged_shortage(query) if waiting.is_merged else None
+    def _refuse(self, pod: SchedulerPod, query: FitQuery, fits: NodeFits, grant: Grant, events: int) -> FilterResult:
+        """Have the pod wait, and say why. The caller has held the lock since the fit."""
+        problems, before = count_problems(fits), self._waiting.get(pod.uid)
+        summary = self._waiting.recent_summary(pod.uid, problems)
+        waiting = WaitingPod(
+            pod,
+            events,
+            summary or self._state.summarize(query, fits, grant.refusals),
+            reads_ledger=NodeProblem.QUOTA in problems,
+            is_incomplete=NodeProblem.NOT_SEARCHED in problems,
+            problems=problems,
+            is_merged=before is not None and (before.is_merged or has_other_shortages(before.problems, problems)),
+        )
         self._wait(waiting)
+        shortage = merged_shortage(query) if waiting.is_merged else None
         self._reporter.report_refused(pod, waiting.summary, problems, shortage)
         return result_of(fits, shortage)
 
@@ -246,19 +252,19 @@ def has_other_shortages(before: Problems, now: Problems) -> bool:
     On a busy cluster that changes with every pod that ends. kube-scheduler would write a changed text to the pod, which
     requeues it, so from then on the pod gets one text for all of them.
     """
-    short_before, short_now = (
-        {each: count for each, count in of.items() if each.is_resolvable} for of in (before, now)
-    )
+    short_before, short_now = ({each: count for each, count in of.items() if each.is_shortage} for of in (before, now))
     return len(short_before | short_now) > 1 and short_before != short_now
 
 
 def result_of(fits: NodeFits, shortage: NodeProblem | None = None) -> FilterResult:
-    """Return the answer; `shortage` is the text for all nodes on which eviction could make room."""
+    """Return the answer; `shortage` stands for all problems of nodes that lack something free."""
     nodes = fits.by_problem()
     fitting = nodes.pop(NodeProblem.NONE, [])
-    failed = {problem.text: names for problem, names in nodes.items() if problem.is_resolvable}
-    if shortage is not None and failed:
-        failed = {shortage.text: [name for names in failed.values() for name in names]}
+    failed: dict[str, list[str]] = {}
+    for problem, names in nodes.items():
+        if problem.is_resolvable:
+            told = shortage if shortage is not None and problem.is_shortage else problem
+            failed.setdefault(told.text, []).extend(names)
     return FilterResult(
         fitting=fitting,
         fitting_json=encode_names(fitting),

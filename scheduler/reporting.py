@@ -25,7 +25,7 @@ class Reporter:
         """`shortage` stands for all problems that change with every pod that ends."""
         nodes = {problem.text: count for problem, count in problems.items()}
         self._decisions.record(pod, "filter", "refused", summary, nodes=nodes)
-        lasting = frozenset(shortage if shortage and each.is_resolvable else each for each in problems)
+        lasting = frozenset(shortage if shortage and each.is_shortage else each for each in problems)
         self._events.record_waiting(pod, "InsufficientGPUs", summary, lasting)
 
     def report_bound(self, pod: SchedulerPod, node: str, placed: PlacedSlices) -> None:

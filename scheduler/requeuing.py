@@ -15,7 +15,7 @@ from scheduler.cluster_state import ClusterState
 from scheduler.extender import Extender
 from scheduler.ledgers import LedgerCache, TrialCharges, charge_for
 from scheduler.pods import SchedulerPod
-from scheduler.waiting_pods import Candidate, WaitingPods
+from scheduler.waiting_pods import Candidate, WaitingPod, WaitingPods
 from vcuda.charging import PodDemand
 from vcuda.decision import Unavailable
 from vcuda.fit_query import FitQuery, class_key, place_on_node
@@ -31,6 +31,8 @@ IDLE_S = 5.0
 CALL_TIMEOUT_S = 5.0
 # How many pods are tried in one pass; the rest follows in the next.
 MAX_TRIED = 500
+# How many pods with several containers are searched in one pass: all others wait meanwhile.
+MAX_SEARCHED = 4
 JOIN_TIMEOUT_S = 10.0
 
 
@@ -102,7 +104,7 @@ class Requeuer:
         for waiting in self._waiting.overdue():
             self._waiting.note_overdue(waiting.pod.uid, has_room=self._has_room(waiting.pod, waiting.expected))
         events = self._waiting.events
-        candidates = [self._search_on(each) for each in self._waiting.candidates()]
+        candidates = self._search_on(self._waiting.candidates())
         if not candidates:
             return 0
         if len(candidates) > MAX_TRIED:
@@ -119,22 +121,32 @@ class Requeuer:
         query = self._query(pod)
         return query is not None and not self._state.fit(query, [node]).problems.any()
 
-    def _search_on(self, candidate: Candidate) -> Candidate:
-        """Continue the search for a pod of which some nodes were not searched; else return it unchanged."""
-        waiting, _ = candidate
-        query = self._query(waiting.pod) if waiting.is_incomplete else None
-        if query is None:
-            return candidate
-        fits = self._state.fit(query, self._state.node_names())
-        nodes = fits.by_problem()
+    def _search_on(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Continue the search for pods of which some nodes were not searched; returns all that can be tried now.
+
+        A few at a time, each until all nodes are searched: what is known of more kinds of pods is not kept.
+        """
+        complete = [each for each in candidates if not each[0].is_incomplete]
+        incomplete = [waiting for waiting, _ in candidates if waiting.is_incomplete]
+        if len(incomplete) > MAX_SEARCHED:
+            self._room.set()
+        incomplete.sort(key=lambda each: (each.searched_at, each.pod.queue_position))
+        searched: list[Candidate] = [(each, self._search_nodes(each)) for each in incomplete[:MAX_SEARCHED]]
+        return sorted(complete + searched, key=lambda each: each[0].pod.queue_position)
+
+    def _search_nodes(self, waiting: WaitingPod) -> list[str]:
+        """Continue the search for a pod; returns the nodes on which it fits."""
+        query = self._query(waiting.pod)
+        nodes = self._state.fit(query, self._state.node_names()).by_problem() if query is not None else {}
         # The next pass goes on where this one stopped.
-        waiting.is_incomplete = NodeProblem.NOT_SEARCHED in nodes
-        if waiting.is_incomplete:
+        is_incomplete = NodeProblem.NOT_SEARCHED in nodes
+        self._waiting.note_searched(waiting.pod.uid, is_incomplete=is_incomplete)
+        if is_incomplete:
             self._room.set()
         if found := nodes.get(NodeProblem.NONE, []):
             # Not an event, but as good as one: the pod does not know of it yet.
             self._waiting.note_not_requeued(waiting.pod.uid)
-        return waiting, found
+        return found
 
     def _choose(self, candidates: list[Candidate]) -> list[tuple[SchedulerPod, str]]:
         """Return the pods, each with a node on which it fits beside those before it; empty if there is none."""

@@ -219,6 +219,7 @@ class Service:
 
     def _forget(self, uid: str) -> None:
         self.waiting.remove(uid)
+        self.requeuer.wake()
         self.events.forget(uid)
 
     def _explain(self, pod: SchedulerPod) -> None:

@@ -33,8 +33,9 @@ class WaitingPod(Struct):
     summary: str = ""
     # Whether its quota refuses it, or some models: then a change of the ledger counts, too.
     reads_ledger: bool = False
-    # Whether some nodes were not searched yet, because it has several containers.
+    # Whether some nodes were not searched yet, because it has several containers; and when all had been searched.
     is_incomplete: bool = False
+    searched_at: float = 0.0
     # How many nodes had each problem, and whether all that lack something free get the same text.
     problems: Problems = field(default_factory=dict)
     is_merged: bool = False
@@ -125,29 +126,40 @@ class WaitingPods:
                 if waiting.summary is before.summary:
                     waiting.summarized_at = before.summarized_at
                 waiting.unsuitable, waiting.no_wait_until = before.unsuitable, before.no_wait_until
+                waiting.searched_at = before.searched_at
                 # It was filtered, so what it was requeued for was not futile, unless `note_asked` has said so.
                 waiting.futile, waiting.requeued_at = before.futile, before.requeued_at if before.futile else 0.0
             self._waiting[waiting.pod.uid] = waiting
 
-    def note_asked(self, uid: str, is_asked: Callable[[str], bool]) -> None:
-        """Note which nodes kube-scheduler asks about for a pod that may have been requeued."""
+    def note_asked(self, uid: str, is_asked: Callable[[str], bool]) -> bool:
+        """Note which nodes kube-scheduler asks about for a pod; returns whether it was requeued.
+
+        Then the room that was found for it is offered to others: it may claim GPUs of another node now.
+        """
         with self._lock:
             waiting = self._waiting.get(uid)
-            if waiting is not None and waiting.expected:
-                if is_asked(waiting.expected):
-                    waiting.futile = 0
-                else:
-                    self._note_futile(waiting)
-                waiting.expected = ""
+            if waiting is None or not waiting.expected:
+                return False
+            if is_asked(waiting.expected):
+                waiting.futile = 0
+                self._note(self._nodes, waiting.expected)
+            else:
+                self._note_futile(waiting)
+            waiting.expected = ""
+            return True
 
     def _note_futile(self, waiting: WaitingPod) -> None:
         waiting.futile += 1
         waiting.unsuitable[waiting.expected] = self._clock() + min(UNSUITABLE_S, waiting.pause_s)
+        self._note(self._nodes, waiting.expected)
         waiting.expected = ""
 
     def remove(self, uid: str) -> None:
+        """Forget a pod that claims GPUs, or is gone; room that was found for it is offered to others."""
         with self._lock:
-            self._waiting.pop(uid, None)
+            waiting = self._waiting.pop(uid, None)
+            if waiting is not None and waiting.expected:
+                self._note(self._nodes, waiting.expected)
 
     def get(self, uid: str) -> WaitingPod | None:
         with self._lock:
@@ -235,6 +247,14 @@ class WaitingPods:
             else:
                 # Another pod was faster, so that counting resources excluded the node.
                 waiting.expected, waiting.requeued_at = "", 0.0
+
+    def note_searched(self, uid: str, *, is_incomplete: bool) -> None:
+        """Note whether nodes are left that were not searched for a pod."""
+        with self._lock:
+            waiting = self._waiting.get(uid)
+            if waiting is not None:
+                waiting.is_incomplete = is_incomplete
+                waiting.searched_at = waiting.searched_at if is_incomplete else self._clock()
 
     def requeued(self) -> list[WaitingPod]:
         """Return the pods that were requeued and not filtered since: the room that was found for them is theirs."""

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from vcuda.gpu_availability import GpuAvailability
 from vcuda.node_problem import NodeProblem
-from vcuda.placement import PlacedSlices, SearchBudget, place_pod, required_memory_mib
+from vcuda.placement import InsufficientGpus, PlacedSlices, SearchBudget, place_pod, required_memory_mib
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import NO_OPTIONS, PodOptions
 from vcuda.request import ContainerRequest, PodRequest, Role
@@ -27,6 +27,11 @@ class FitQuery(Struct, frozen=True):
     pools: tuple[str, ...] | None = None
     excluded: Mapping[str, Sequence[str] | None] = {}
     strategy: PlacementStrategy = PlacementStrategy.BINPACK
+
+    def excludes(self, node: str, placed: PlacedSlices) -> bool:
+        """Whether other members of the workload use the node, or GPUs of this placement."""
+        excluded = self.excluded.get(node, ())
+        return excluded is None or any(each.uuid in excluded for slices in placed.values() for each in slices)
 
 
 def class_key(query: FitQuery) -> tuple[object, ...]:
@@ -73,6 +78,8 @@ def place_on_node(
         and each.gpu.uuid not in excluded
         and (query.granted is None or each.gpu.model in query.granted)
     ]
+    if gpus and not allowed:
+        raise InsufficientGpus((NodeProblem.QUOTA if excluded == () else NodeProblem.MEMBERS).text)
     return place_pod(
         query.request,
         allowed,

@@ -35,6 +35,11 @@ class NodeProblem(IntEnum):
         """Whether eviction of other pods could make room: only then kube-scheduler may look for pods to preempt."""
         return NodeProblem.IN_USE <= self <= NodeProblem.NOT_SEARCHED
 
+    @property
+    def is_shortage(self) -> bool:
+        """Whether something is not free: on a busy cluster, what it is changes with every pod that ends."""
+        return NodeProblem.IN_USE <= self <= NodeProblem.COMBINATION
+
 
 TEXTS = {
     NodeProblem.NONE: "",

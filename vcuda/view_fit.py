@@ -154,6 +154,9 @@ class ViewFit:
 
     def best_free(self) -> BestFree:
         view, shared = self._view, self._isolated() & (self._view.card_mib > 0)
+        for share in largest_shares(self._query):
+            if not share.whole_cards:
+                shared = shared & (view.card_mib >= self._needed_mib(share))
         cores, mib = ((free * shared).max(initial=0) for free in (view.free_cores, view.free_mib))
         unused = (self._allowed & self._view.unused).sum(axis=0).max(initial=0)
         return BestFree(max(0, int(cores)), max(0, int(mib)), int(unused))

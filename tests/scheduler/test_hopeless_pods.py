@@ -1,14 +1,16 @@
 """Pods that fit nowhere, beside pods that come and go: cheap for the API server, and no obstacle for the others."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from typing import Self
 
 import pytest
 
-from cluster.objects import PODS
+from cluster.informer import Informer
+from cluster.objects import PODS, Pod
 from scheduler.kube_scheduler import MAX_BACKOFF_S
 from tests.cluster import layout
 from tests.cluster.real import RealCluster
@@ -84,8 +86,31 @@ def run(nodes: int, hopeless: int, seconds: float, record_property: Callable[[st
     assert filters / hopeless <= periods
 
 
-def is_bound(cluster: SchedulerCluster, name: str) -> bool:
-    return bool(cluster.cluster.get(PODS, name, "busy").spec.node_name)
+class BoundPods:
+    """The pods of a namespace that are bound, from a watch: to poll for each would take the machine's time."""
+
+    def __init__(self, cluster: SchedulerCluster, namespace: str) -> None:
+        self._changed = threading.Condition()
+        self._bound: set[str] = set()
+        self._informer: Informer[Pod] = Informer(cluster.cluster, PODS, namespace)
+        self._informer.on_change(self._handle)
+
+    def __enter__(self) -> Self:
+        self._informer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._informer.stop()
+
+    def _handle(self, _: Pod | None, new: Pod | None) -> None:
+        if new is not None and new.spec.node_name:
+            with self._changed:
+                self._bound.add(new.metadata.name)
+                self._changed.notify_all()
+
+    def wait(self, name: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: name in self._bound, 120), f"{name} is not bound"
 
 
 def churn(cluster: SchedulerCluster, name: str, seconds: float) -> int:
@@ -97,10 +122,10 @@ def churn(cluster: SchedulerCluster, name: str, seconds: float) -> int:
         while time.monotonic() < until:
             pod = f"{name}-{client}-{count}"
             cluster.pod("busy", pod, 10, 2)
-            eventually(partial(is_bound, cluster, pod), "a small pod", 60)
+            bound.wait(pod)
             cluster.cluster.delete(PODS, pod, "busy", grace_s=0)
             count += 1
         return count
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
+    with BoundPods(cluster, "busy") as bound, ThreadPoolExecutor(CLIENTS) as pool:
         return sum(pool.map(run_client, range(CLIENTS)))
