@@ -7,6 +7,7 @@ pod holds follows from its annotations. Watches keep everything up to date, one 
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -78,6 +79,8 @@ class ClusterState:
         self._holdings: dict[str, Holding] = {}
         self._by_node: dict[str, set[str]] = {}
         self._members: dict[tuple[str, str], set[str]] = {}
+        # How many bound pods have each priority.
+        self._priorities: Counter[int] = Counter()
         # Pods that are gone from the API while their node is lost: their containers may still run.
         self._orphans: dict[str, str] = {}
         # Pods that ended a while ago, oldest first: kube-scheduler's watch may be behind ours.
@@ -217,6 +220,7 @@ class ClusterState:
 
     def _forget_pod(self, pod: SchedulerPod) -> None:
         uid = pod.uid
+        self._count_priority(self._pods.get(uid), -1)
         known = self._pods.pop(uid, pod)
         self._gone[uid] = None
         if len(self._gone) > MAX_GONE:
@@ -235,9 +239,22 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         if before is not None and before.workload != pod.workload:
             self._leave_workload(before)
+        self._count_priority(before, -1)
+        self._count_priority(pod, 1)
         self._pods[pod.uid] = pod
         if pod.owner:
             self._members.setdefault(pod.workload, set()).add(pod.uid)
+
+    def _count_priority(self, pod: SchedulerPod | None, change: int) -> None:
+        if pod is not None and pod.node:
+            self._priorities[pod.priority] += change
+            if not self._priorities[pod.priority]:
+                del self._priorities[pod.priority]
+
+    def has_lower_priority(self, priority: int) -> bool:
+        """Whether there is a bound GPU pod of a lower priority, which could be evicted."""
+        with self.lock:
+            return any(each < priority for each in self._priorities)
 
     def _leave_workload(self, pod: SchedulerPod) -> None:
         members = self._members.get(pod.workload, set())

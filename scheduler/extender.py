@@ -30,6 +30,9 @@ MAX_ORDERS = 16
 MAX_REFUSED = 10_000
 # How long a refusal is held back until our watch has caught up, if few pods wait: all others are held back as well.
 CATCH_UP_S, MAX_CAUGHT_UP = 0.25, 16
+# If more pods wait, kube-scheduler is spared the search for pods to evict where there are none of a lower priority: it
+# takes most of the time for a refused pod, and all pods that fit wait behind those that do not.
+MANY_WAITING = 100
 
 
 class NodeOrder(Struct, frozen=True):
@@ -199,10 +202,12 @@ class Extender:
             problems=problems,
             is_merged=before is not None and (before.is_merged or has_other_shortages(before.problems, problems)),
         )
+        is_crowd = len(self._waiting) > MANY_WAITING or (before is not None and before.skips_eviction)
+        waiting.skips_eviction = is_crowd and not self._state.has_lower_priority(pod.priority)
         self._wait(waiting)
         shortage = merged_shortage(query) if waiting.is_merged else None
         self._reporter.report_refused(pod, waiting.summary, problems, shortage)
-        return result_of(fits, shortage)
+        return result_of(fits, shortage, may_evict=not waiting.skips_eviction)
 
     def _wait(self, waiting: WaitingPod) -> None:
         self._waiting.add(waiting)
@@ -256,18 +261,18 @@ def has_other_shortages(before: Problems, now: Problems) -> bool:
     return len(short_before | short_now) > 1 and short_before != short_now
 
 
-def result_of(fits: NodeFits, shortage: NodeProblem | None = None) -> FilterResult:
+def result_of(fits: NodeFits, shortage: NodeProblem | None = None, *, may_evict: bool = True) -> FilterResult:
     """Return the answer; `shortage` stands for all problems of nodes that lack something free."""
     nodes = fits.by_problem()
     fitting = nodes.pop(NodeProblem.NONE, [])
     failed: dict[str, list[str]] = {}
+    unresolvable: dict[str, list[str]] = {}
     for problem, names in nodes.items():
-        if problem.is_resolvable:
-            told = shortage if shortage is not None and problem.is_shortage else problem
-            failed.setdefault(told.text, []).extend(names)
+        told = shortage if shortage is not None and problem.is_shortage else problem
+        (failed if may_evict and problem.is_resolvable else unresolvable).setdefault(told.text, []).extend(names)
     return FilterResult(
         fitting=fitting,
         fitting_json=encode_names(fitting),
         failed=failed,
-        unresolvable={problem.text: names for problem, names in nodes.items() if not problem.is_resolvable},
+        unresolvable=unresolvable,
     )

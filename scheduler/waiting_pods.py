@@ -39,6 +39,8 @@ class WaitingPod(Struct):
     # How many nodes had each problem, and whether all that lack something free get the same text.
     problems: Problems = field(default_factory=dict)
     is_merged: bool = False
+    # Whether kube-scheduler is not to look for pods to evict.
+    skips_eviction: bool = False
     # When it was refused first, and when the summary was made.
     since: float = 0.0
     summarized_at: float = 0.0

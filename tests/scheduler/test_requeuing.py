@@ -176,6 +176,21 @@ def test_a_pod_that_is_gone_is_not_waited_for(full: World) -> None:
     eventually(lambda: len(full.service.waiting) == 0, "no waiting pod")
 
 
+def test_nobody_is_looked_for_to_evict_if_many_wait_and_none_has_a_lower_priority(
+    full: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look takes kube-scheduler longer than all of its filters."""
+    monkeypatch.setattr("scheduler.extender.MANY_WAITING", 1)
+    first, second = refuse(full, "p"), refuse(full, "q")
+    assert full.filter(first)["FailedAndUnresolvableNodes"].keys() == {"a", "b"}
+    full.end(full.cluster.get(PODS, "on-a", TEAM))
+    full.schedule(full.add_pod("low", WHOLE, priority=-1), ["a"])
+    assert full.filter(second)["FailedNodes"].keys() == {"a", "b"}
+    full.end(full.cluster.get(PODS, "low", TEAM))
+    full.schedule(full.add_pod("same", WHOLE), ["a"])
+    assert full.filter(second)["FailedAndUnresolvableNodes"].keys() == {"a", "b"}
+
+
 def test_hopeless_pods_cost_no_writes(full: World) -> None:
     """Pods end all the time; a pod that never fits is neither requeued nor told again."""
     pods = [refuse(full, f"p{number}", annotations={NAMES.use_models: "V100"}) for number in range(5)]
