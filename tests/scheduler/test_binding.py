@@ -7,7 +7,7 @@ import pytest
 
 from cluster.errors import Conflict, NotFound, Rejected
 from cluster.objects import PODS, Pod
-from tests.scheduler.world import TEAM, World, container, gpu
+from tests.scheduler.world import NAMES, TEAM, World, container, gpu
 from tests.waiting import eventually
 from vcuda.decision import Unavailable
 from vcuda.placement_annotation import encode_placement
@@ -263,3 +263,33 @@ def test_a_deleted_pod_is_not_filtered(mixed: World) -> None:
     mixed.cluster.delete(PODS, "p", TEAM, grace_s=0)
     eventually(lambda: mixed.service.state.pod(pod.metadata.uid) is None, "the deletion")
     assert "was deleted" in mixed.call("filter", {"Pod": raw, "NodeNames": ["t4"]})["Error"]
+
+
+def test_a_charge_by_which_another_replica_bound_the_pod_is_not_reverted(mixed: World) -> None:
+    """Its Binding took effect after the Lease was lost: the pod runs on that model."""
+    mixed.add_node("other", 1, "V100")
+    pod = mixed.add_pod("p")
+    mixed.filter(pod, ["v100"])
+    original = mixed.cluster.bind
+
+    def bind_elsewhere_first(*args: Any, **kwargs: Any) -> None:
+        original("p", pod.metadata.namespace, "other", uid=pod.metadata.uid, annotations={})
+        original(*args, **kwargs)
+
+    mixed.cluster.bind = bind_elsewhere_first  # type: ignore[method-assign]
+    assert "already" in mixed.bind(pod, "v100")
+    charge = mixed.charge_of(pod)
+    assert charge is not None
+    assert charge.model == "V100"
+
+
+def test_members_that_are_bound_at_once_do_not_share_a_node(world: World) -> None:
+    """kube-scheduler may choose the same node for both, whatever they claimed."""
+    for name in ("a", "b", "c"):
+        world.add_node(name, 1)
+    spread = {NAMES.spread_members: "node"}
+    first, second = (world.add_pod(name, container(cores=10), owner="job", annotations=spread) for name in ("m1", "m2"))
+    for pod in (first, second):
+        world.filter(pod)
+    assert not world.bind(first, "c")
+    assert "used by other pods of the workload" in world.bind(second, "c")

@@ -57,6 +57,34 @@ def test_a_refusal_is_held_back_while_our_watch_is_behind(full: World, monkeypat
     assert len(waits) == 1, "the new node is why it was asked about again"
 
 
+def test_a_pod_that_is_deleted_while_its_refusal_is_held_back_leaves_nothing(
+    full: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = refuse(full, "p")
+
+    def delete_meanwhile(uid: str, _: float) -> bool:
+        full.cluster.delete(PODS, "p", TEAM, grace_s=0)
+        eventually(lambda: full.service.state.is_gone(uid), "the end of the pod")
+        full.end(full.cluster.get(PODS, "on-a", TEAM))
+        return True
+
+    monkeypatch.setattr(full.service.waiting, "await_room", delete_meanwhile)
+    assert "has ended or was deleted" in full.filter(pod)["Error"]
+    assert full.service.state.claim(pod.metadata.uid) is None
+    assert full.service.state.free_cores() == 100
+
+
+def test_room_that_a_requeued_pod_does_not_use_is_offered_to_others(full: World) -> None:
+    """kube-scheduler's own filters exclude the node for it, or it is deleted."""
+    old = refuse(full, "old", priority=5)
+    young = refuse(full, "young")
+    full.end(full.cluster.get(PODS, "on-a", TEAM))
+    eventually(lambda: is_requeued(full, old), "the requeued pod")
+    assert not is_requeued(full, young)
+    assert not full.filter(old, ["b"])["NodeNames"]
+    eventually(lambda: is_requeued(full, young), "the other pod")
+
+
 def test_the_owner_of_a_pod_cannot_have_others_wait(full: World) -> None:
     """A pod that is changed again and again is filtered again and again."""
     pod, waiting = refuse(full, "p"), full.service.waiting
