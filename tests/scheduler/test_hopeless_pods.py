@@ -121,7 +121,9 @@ def churn(cluster: SchedulerCluster, name: str, seconds: float) -> int:
         count = 0
         while time.monotonic() < until:
             pod = f"{name}-{client}-{count}"
-            cluster.pod("busy", pod, 10, 2)
+            # So small that all of them leave a node with more cores than the hopeless pods request: otherwise
+            # counting resources excludes it now and then, and kube-scheduler writes another text to each of them.
+            cluster.pod("busy", pod, 5, 2)
             bound.wait(pod)
             cluster.cluster.delete(PODS, pod, "busy", grace_s=0)
             count += 1
