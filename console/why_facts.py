@@ -16,6 +16,7 @@ from vcuda.decision import Code
 from vcuda.inventory import unavailable_reason
 from vcuda.limits import admitted_options
 from vcuda.names import CONTROLLER, DEFAULT_SCHEDULER, SCHEDULER
+from vcuda.node_problem import TEXTS
 from vcuda.pod_options import PodOptions
 from vcuda.request import PodRequest, request_held_by
 from vcuda.scheme import Scheme
@@ -121,8 +122,6 @@ def kube_scheduler_text(pod: PodDetails, events: Iterable[EventDetails]) -> str:
 
 def other_problems(message: str) -> list[str]:
     """Return the problems in a message of kube-scheduler that are not those of Quotient's extender."""
-    from vcuda.node_problem import TEXTS  # noqa: PLC0415 - loads numpy, and `quotient --help` imports every command
-
     _, _, problems = message.rstrip(". ").partition(NODES_AVAILABLE)
     texts = [part.strip(". ").partition(" ")[2] for part in problems.split(", ")] if problems else [message]
     return [text for text in texts if text not in TEXTS.values()]

@@ -20,6 +20,7 @@ from vcuda.json_names import encode_names
 from vcuda.node_fit import NodeFits
 from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus
+from vcuda.recent import keep_recent
 from vcuda.scheme import Scheme
 
 # Into how many levels of preference nodes are divided for pods that have preferences of their own: kube-scheduler's
@@ -106,7 +107,7 @@ class Extender:
             if order is None:
                 return self._refuse(pod, query, fits, grant, events), events
         result = result_of(fits)
-        self._remember(pod.uid, NodeOrder(result.fitting_json, fits, order))
+        keep_recent(self._orders, pod.uid, NodeOrder(result.fitting_json, fits, order), MAX_ORDERS)
         self._waiting.remove(pod.uid)
         return result, events
 
@@ -214,12 +215,6 @@ class Extender:
         # What happened since the decision was not for this pod, as it did not wait yet.
         if waiting.is_incomplete or self._waiting.events > waiting.filtered_at:
             self.on_missed_event()
-
-    def _remember(self, uid: str, known: NodeOrder) -> None:
-        self._orders.pop(uid, None)
-        self._orders[uid] = known
-        while len(self._orders) > MAX_ORDERS:
-            del self._orders[next(iter(self._orders))]
 
     def prioritize(self, args: ExtenderArgs) -> tuple[Sequence[str], Sequence[int]]:
         """Return the nodes, best first, and the score of each: its rank, or its level for pods with preferences."""

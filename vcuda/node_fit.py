@@ -14,6 +14,7 @@ from vcuda.fit_query import FitQuery, class_key, merge_containers, needs_search,
 from vcuda.gpu_table import SMALL_PART, Columns, Flags, GpuTable, Names, Numbers
 from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, SearchBudget
+from vcuda.recent import keep_recent
 from vcuda.request import MAX_GPU_CONTAINERS
 from vcuda.view_fit import BestFree, ViewFit, fit_view
 
@@ -107,17 +108,14 @@ class NodeFitter:
         if query.excluded:
             return ClassFits(*fit_view(table, table.view(), query), table.changes)
         key = class_key(query)
-        # Every use moves a class to the end: the first one is the least recently used.
-        found = self._classes.pop(key, None)
+        found = self._classes.get(key)
         changed = table.changed_since(found.change if found is not None else 0)
         if found is None or SMALL_PART * len(changed) > table.width or len(found.keys) < table.width:
             found = ClassFits(*fit_view(table, table.view(), query), table.changes)
         elif len(changed):
             found.problems[changed], found.keys[changed] = fit_view(table, table.view(changed), query)
             found.change = table.changes
-        self._classes[key] = found
-        while len(self._classes) > MAX_CLASSES:
-            del self._classes[next(iter(self._classes))]
+        keep_recent(self._classes, key, found, MAX_CLASSES)
         return found
 
     def best_free(self, query: FitQuery, fits: NodeFits) -> dict[NodeProblem, BestFree]:
@@ -164,12 +162,10 @@ class NodeFitter:
     def _class_search(self, query: FitQuery) -> "ClassSearch":
         """Return what is known of equal pods."""
         key = class_key(query)
-        known = self._searched.pop(key, None)
+        known = self._searched.get(key)
         if known is None or len(known.numbers) < self._table.width:
             known = ClassSearch(self._table.width)
-        self._searched[key] = known
-        while len(self._searched) > MAX_SEARCHED_CLASSES:
-            del self._searched[next(iter(self._searched))]
+        keep_recent(self._searched, key, known, MAX_SEARCHED_CLASSES)
         return known
 
     def _try_node(self, query: FitQuery, name: str, left: int) -> tuple[bool | None, int]:

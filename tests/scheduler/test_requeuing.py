@@ -9,7 +9,6 @@ from cluster.objects import NODES, PODS, Pod
 from tests.scheduler.world import ADMITTED, NAMES, TEAM, World, container, gpu
 from tests.waiting import eventually
 from vcuda.decision import Unavailable
-from vcuda.quota import parse_quota
 
 WHOLE = container(cores=100, memory=1)
 
@@ -163,12 +162,7 @@ def test_a_pod_is_requeued_when_its_quota_is_raised() -> None:
         assert not world.filter(pod)["NodeNames"]
         other = world.add_pod("other", container(cores=1))
         assert not is_requeued(world, pod), "the ledger changed, but does not grant the model"
-        stored = world.store.read(TEAM)
-        assert stored is not None
-        ledger = stored.ledger.copy()
-        quota = ledger.quotas[0]
-        ledger.set_quotas([parse_quota("types: {T4: {cores: 100}, V100: {cores: 100}}", quota.name)], 2)
-        world.store.write(stored, ledger)
+        world.change_quota("types: {T4: {cores: 100}, V100: {cores: 100}}")
         eventually(lambda: is_requeued(world, pod), "the requeued pod")
         assert not is_requeued(world, other)
     finally:
@@ -182,11 +176,7 @@ def test_as_many_pods_are_requeued_as_the_raised_quota_allows() -> None:
         pods = [world.add_pod(f"p{number}") for number in range(4)]
         for pod in pods:
             assert not world.filter(pod)["NodeNames"]
-        stored = world.store.read(TEAM)
-        assert stored is not None
-        ledger = stored.ledger.copy()
-        ledger.set_quotas([parse_quota("types: {T4: {cores: 1000}, V100: {cores: 120}}", "team/q")], 2)
-        world.store.write(stored, ledger)
+        world.change_quota("types: {T4: {cores: 1000}, V100: {cores: 120}}")
         eventually(lambda: any(is_requeued(world, pod) for pod in pods), "requeued pods")
         world.service.requeuer.requeue_fitting()
         assert sum(is_requeued(world, pod) for pod in pods) == 2
@@ -272,11 +262,7 @@ def test_a_raised_quota_wakes_a_pod_whose_other_nodes_are_full() -> None:
         world.schedule(world.add_pod("first", WHOLE), ["t4"])
         pod = world.add_pod("p")
         assert not world.filter(pod)["NodeNames"]
-        stored = world.store.read(TEAM)
-        assert stored is not None
-        ledger = stored.ledger.copy()
-        ledger.set_quotas([parse_quota("types: {T4: {cores: 100}, V100: {cores: 100}}", "team/q")], 2)
-        world.store.write(stored, ledger)
+        world.change_quota("types: {T4: {cores: 100}, V100: {cores: 100}}")
         eventually(lambda: is_requeued(world, pod), "the requeued pod")
     finally:
         world.stop()

@@ -89,6 +89,14 @@ class World:
         ledger.set_quotas(quotas, 1)
         self.store.create(namespace, ledger)
 
+    def change_quota(self, quota: str) -> None:
+        """Change the quota of the team, as the controller writes it into its ledger."""
+        stored = self.store.read(TEAM)
+        assert stored is not None
+        ledger = stored.ledger.copy()
+        ledger.set_quotas([parse_quota(quota, "team/q")], 2)
+        self.store.write(stored, ledger)
+
     def add_node(self, name: str, gpus: int | Sequence[Gpu] = 1, model: str = "T4", pool: str = "") -> None:
         listed = [gpu(name, index, model) for index in range(gpus)] if isinstance(gpus, int) else gpus
         metadata = {
