@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -304,19 +305,21 @@ def main() -> None:
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results |= {
-        "commit": current_commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "targets": TARGETS,
     }
-    if options.only in (None, "extender"):
-        results["extender"] = [measure_extender(nodes) for nodes in SIZES]
-    if options.only in (None, "throughput"):
-        results["throughput"] = measure_throughput(options.nodes, options.pods)
-    if options.only in (None, "memory"):
-        results["memory"] = measure_memory(options.nodes)
-    if options.only in (None, "room"):
-        results["room"] = measure_room()
+    parts: dict[str, Callable[[], Any]] = {
+        "extender": lambda: [measure_extender(nodes) for nodes in SIZES],
+        "throughput": lambda: measure_throughput(options.nodes, options.pods),
+        "memory": lambda: measure_memory(options.nodes),
+        "room": measure_room,
+    }
+    for name, measure in parts.items():
+        if options.only in (None, name):
+            results[name] = measure()
+            # Parts are measured one by one, so each has the commit it was measured at.
+            results.setdefault("commits", {})[name] = current_commit()
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print_progress(json.dumps(results, indent=1))
 
