@@ -127,10 +127,10 @@ class WebhookConfigurations:
             # Server-side apply removes the manager's fields from webhooks that are not named: so all are.
             fields = [{"name": hook.name, **desired(configuration, hook)} for hook in hooks]
             is_applied = all(has_fields(hook, each) for hook, each in zip(hooks, fields, strict=True))
-            if not hooks or (is_applied and (is_owned_by_namespace(configuration) or not owned)):
+            if not hooks or (is_applied and (namespace_uid(configuration) or not owned)):
                 continue
             with suppress(Conflict):  # deleted or created again since it was read: its informer reports that
-                whole = {"webhooks": fields, **(self._owner_fields() if owned else {})}
+                whole = {"webhooks": fields, **(self._owner_fields(configuration) if owned else {})}
                 self._cluster.apply(kind, configuration, whole, manager=manager)
                 changed = True
         return changed
@@ -145,12 +145,14 @@ class WebhookConfigurations:
         except NotFound:
             return True
 
-    def _owner_fields(self) -> dict[str, object]:
+    def _owner_fields(self, configuration: WebhookConfiguration) -> dict[str, object]:
+        # No read if it is known: when the webhook is being removed, its endpoints are removed at the same time.
+        uid = namespace_uid(configuration)
         try:
-            namespace = self._cluster.get(NAMESPACES, self._namespace)
+            uid = uid or self._cluster.get(NAMESPACES, self._namespace).metadata.uid
         except NotFound:
             return {}
-        owner = {"apiVersion": "v1", "kind": "Namespace", "name": self._namespace, "uid": namespace.metadata.uid}
+        owner = {"apiVersion": "v1", "kind": "Namespace", "name": self._namespace, "uid": uid}
         return {"metadata": {"ownerReferences": [owner]}}
 
 
@@ -172,8 +174,9 @@ def has_fields(hook: RegisteredWebhook, fields: Mapping[str, Any]) -> bool:
     return all(current[key] == value for key, value in fields.items() if key in current)
 
 
-def is_owned_by_namespace(configuration: WebhookConfiguration) -> bool:
-    return any(owner.kind == "Namespace" for owner in configuration.metadata.owner_references)
+def namespace_uid(configuration: WebhookConfiguration) -> str:
+    """Return the uid of the namespace that owns a configuration; empty if none does."""
+    return next((owner.uid for owner in configuration.metadata.owner_references if owner.kind == "Namespace"), "")
 
 
 def bundle_of(hook: RegisteredWebhook) -> bytes:

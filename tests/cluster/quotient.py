@@ -74,10 +74,15 @@ def install_chart(cluster: RealCluster, *values: str) -> None:
 
 def is_armed(cluster: RealCluster) -> bool:
     """Return whether every webhook has failure policy Fail, and is called."""
+    return all(each == {"Fail"} for each in failure_policies(cluster)) and is_called(cluster)
+
+
+def failure_policies(cluster: RealCluster) -> list[set[str]]:
+    """Return the failure policies of the mutating and of the validating webhooks."""
     path = "{.webhooks[*].failurePolicy}"
     kinds = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
-    policies = [cluster.kubectl("get", kind, "quotient", f"-o=jsonpath={path}", check=False) for kind in kinds]
-    return all(set(each.split()) == {"Fail"} for each in policies) and is_called(cluster)
+    answers = [cluster.kubectl("get", kind, "quotient", f"-o=jsonpath={path}", check=False) for kind in kinds]
+    return [set(each.split()) for each in answers]
 
 
 def run_beside(cluster: RealCluster) -> None:

@@ -19,7 +19,7 @@ from tests.background import Background
 from tests.cluster.images import BUSYBOX
 from tests.cluster.layout import NODE_NAME
 from tests.cluster.objects import new_namespace
-from tests.cluster.quotient import SYSTEM, VALUES, give_images, install_chart, is_armed, run_helm
+from tests.cluster.quotient import SYSTEM, VALUES, failure_policies, give_images, install_chart, is_armed, run_helm
 from tests.cluster.real import ClusterError, RealCluster
 from tests.cluster.supervisor import ROOT
 from tests.deploy.node import check_node, prepare_node
@@ -268,6 +268,11 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
             for name in (first, second, SCHEDULER):
                 real.kubectl("delete", "deployment", name, "-n", SYSTEM)
                 time.sleep(2)
+        # The garbage collector deletes the pods while the controller writes: until that is done, a create may fail.
+        eventually(lambda: not any("Fail" in each for each in failure_policies(real)), "failurePolicy Ignore")
+        creation.wait_for_more()
+        assert not {error for error in creation.errors if "no endpoints available" not in error}
+        creation.errors.clear()
         eventually(lambda: not objects(real, "pods"), "the pods to be deleted", 60)
         creation.wait_for_more()
         if first == "namespace":

@@ -37,12 +37,31 @@ class SchedulerCluster:
         self.cluster: ApiCluster = connect(str(real.kubeconfig))
         self.sizes: dict[str, int] = {}
         self.checker = OvercommitChecker(self.cluster, self.sizes)
+        self._replicas: list[str] = []
         for replica in replicas:
             self.start_replica(replica)
 
     def start_replica(self, replica: str) -> None:
+        self._replicas.append(replica)
         self.real.run(layout.extender_name(replica))
         self.real.run(layout.kube_scheduler_name(replica))
+
+    def start_ended(self) -> None:
+        """Start each kube-scheduler that has ended, as the kubelet would: it ends when it loses its Lease."""
+        running = self.real.running()
+        for replica in self._replicas:
+            if (name := layout.kube_scheduler_name(replica)) not in running:
+                self.real.run(name)
+
+    def is_led_by_another(self, leader: str) -> bool:
+        """Whether a replica other than this one leads, started again if its kube-scheduler had ended."""
+        self.start_ended()
+        return self.holder() not in ("", leader)
+
+    def has_bound(self, namespace: str, count: int) -> bool:
+        """Whether this many pods are bound, by kube-schedulers that are started again when they have ended."""
+        self.start_ended()
+        return len(self.bound(namespace)) == count
 
     def stop(self) -> None:
         self.checker.stop()

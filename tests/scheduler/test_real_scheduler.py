@@ -244,13 +244,11 @@ class Faults:
         names = (layout.extender_name(leader), layout.kube_scheduler_name(leader))
         for name in names:
             self._cluster.real.kill(name, signal.SIGSTOP)
-        eventually(lambda: self._cluster.holder() not in ("", leader), "another leader", 60)
+        eventually(lambda: self._cluster.is_led_by_another(leader), "another leader", 60)
         for name in names:
             self._cluster.real.kill(name, signal.SIGCONT)
-        # kube-scheduler ends when it has lost its Lease; the kubelet would start it again.
         kube_scheduler = names[1]
         eventually(lambda: kube_scheduler not in self._cluster.real.running(), "the end of the former leader", 60)
-        self._cluster.real.run(kube_scheduler)
 
     def replace_node(self) -> None:
         """Delete a node and create it again, as an autoscaler does; its pods are deleted with it."""
@@ -325,8 +323,8 @@ def fill(factor: int, record_property: Callable[[str, object], None]) -> None:
         faults._thread.join(300 * factor)
         faults.stop()
         try:
-            eventually(lambda: len(cluster.bound("fill")) == wanted, f"{wanted} bound pods", 120 * factor)
-            eventually(lambda: len(cluster.bound("moving")) == count * factor, "pods on either model", 60)
+            eventually(lambda: cluster.has_bound("fill", wanted), f"{wanted} bound pods", 120 * factor)
+            eventually(lambda: cluster.has_bound("moving", count * factor), "pods on either model", 60)
         except AssertionError as error:
             raise AssertionError(f"{error}: {cluster.describe('fill')}{cluster.describe('moving')}") from None
         record_property("pods", wanted + count * factor)
