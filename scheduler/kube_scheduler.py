@@ -12,7 +12,6 @@ from vcuda.names import SCHEDULER, names_for
 WEIGHT = 1000
 # Longer than the extender takes for a binding with all retries.
 HTTP_TIMEOUT_S = 30
-INITIAL_BACKOFF_S, MAX_BACKOFF_S = 1, 10
 QPS, BURST = 300, 600
 # From 1.33 on kube-scheduler skips the backoff of pods while it is idle. Every pod that ends requeues all pods that an
 # extender refused, so those that fit nowhere would be filtered without pause: 6 times a second each, measured with 60.
@@ -26,9 +25,7 @@ def feature_gates(version: str) -> list[str]:
     return ["--feature-gates=SchedulerPopFromBackoffQ=false"] if minor in POP_FROM_BACKOFF else []
 
 
-def kube_scheduler_configuration(
-    configuration: Configuration, *, initial_backoff_s: int = INITIAL_BACKOFF_S, max_backoff_s: int = MAX_BACKOFF_S
-) -> dict[str, Any]:
+def kube_scheduler_configuration(configuration: Configuration) -> dict[str, Any]:
     """Return a KubeSchedulerConfiguration."""
     names, settings = names_for(configuration.domain), configuration.scheduler
     return {
@@ -43,8 +40,8 @@ def kube_scheduler_configuration(
         "profiles": [{"schedulerName": SCHEDULER}],
         # All nodes are ranked: with fewer, the best one may be missed.
         "percentageOfNodesToScore": 100,
-        "podInitialBackoffSeconds": initial_backoff_s,
-        "podMaxBackoffSeconds": max_backoff_s,
+        "podInitialBackoffSeconds": settings.initial_backoff_s,
+        "podMaxBackoffSeconds": settings.max_backoff_s,
         "extenders": [
             {
                 "urlPrefix": f"http://{settings.address}:{settings.port}/scheduler",

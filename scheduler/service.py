@@ -73,7 +73,7 @@ class Service:
         )
         self._clock, self._log = clock, structlog.get_logger()
         self.state = ClusterState(scheme.unit_mib, clock)
-        self.waiting = WaitingPods(clock)
+        self.waiting = WaitingPods(clock, settings.max_backoff_s)
         self.ledgers = LedgerCache(cluster, configuration.system_namespace, configuration.mode, clock)
         self.decisions = PlacementLog()
         self.events = PodEvents(EventRecorder(cluster, SCHEDULER), clock)

@@ -15,9 +15,9 @@ from vcuda.fit_summary import Problems
 
 # How long at most a node is left out for a pod after kube-scheduler's own filters excluded it.
 UNSUITABLE_S = 300.0
-# How long a requeued pod is expected to be filtered: its backoff may be 10 seconds.
-REQUEUED_S = 15.0
-MAX_DOUBLINGS = 6
+# How long after the end of its backoff a requeued pod is expected to be filtered.
+MARGIN_S = 5.0
+MAX_DOUBLINGS = 4
 # How old the numbers of a refusal may be that is repeated: to find what is free at best takes half of its time.
 SUMMARY_S = 60.0
 # How long a pod is not waited for after that was in vain.
@@ -58,25 +58,16 @@ class WaitingPod(Struct):
     def may_use(self, node: str, now: float) -> bool:
         return self.unsuitable.get(node, 0.0) <= now
 
-    def is_due(self, now: float) -> bool:
-        """Whether it may be requeued: not while it is expected to be filtered, and ever later if that is futile."""
-        return not self.requeued_at or now >= self.requeued_at + self.pause_s
-
-    @property
-    def pause_s(self) -> float:
-        """How long it is not requeued again; twice as long after each time in vain."""
-        return float(REQUEUED_S * 2 ** min(self.futile, MAX_DOUBLINGS))
-
 
 # A waiting pod, and the nodes to try; None means all.
 Candidate = tuple[WaitingPod, list[str] | None]
 
 
 class WaitingPods:
-    """Thread-safe."""
+    """Thread-safe. `max_backoff_s` is how long kube-scheduler waits at most before it tries a requeued pod."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], max_backoff_s: float) -> None:
+        self._clock, self._requeued_s = clock, max_backoff_s + MARGIN_S
         # Guards the fields below, and is notified of events.
         self._lock = threading.Condition()
         self._waiting: dict[str, WaitingPod] = {}
@@ -152,9 +143,13 @@ class WaitingPods:
 
     def _note_futile(self, waiting: WaitingPod) -> None:
         waiting.futile += 1
-        waiting.unsuitable[waiting.expected] = self._clock() + min(UNSUITABLE_S, waiting.pause_s)
+        waiting.unsuitable[waiting.expected] = self._clock() + min(UNSUITABLE_S, self._pause_s(waiting))
         self._note(self._nodes, waiting.expected)
         waiting.expected = ""
+
+    def _pause_s(self, waiting: WaitingPod) -> float:
+        """Return how long a pod is not requeued again: twice as long after each time in vain."""
+        return float(self._requeued_s * 2 ** min(waiting.futile, MAX_DOUBLINGS))
 
     def remove(self, uid: str) -> None:
         """Forget a pod that claims GPUs, or is gone; room that was found for it is offered to others."""
@@ -196,7 +191,7 @@ class WaitingPods:
         return sorted(due, key=lambda each: each[0].pod.queue_position)
 
     def _nodes_to_try(self, waiting: WaitingPod, now: float) -> list[str] | None:
-        if waiting.expected or not waiting.is_due(now):
+        if waiting.expected or (waiting.requeued_at and now < waiting.requeued_at + self._pause_s(waiting)):
             return []
         namespace = waiting.pod.metadata.namespace
         if waiting.is_incomplete or (waiting.reads_ledger and self._namespaces.get(namespace, 0) > waiting.filtered_at):
@@ -236,7 +231,8 @@ class WaitingPods:
         """Return the pods that were requeued a while ago, and kube-scheduler has not asked about since."""
         with self._lock:
             now = self._clock()
-            return [each for each in self._waiting.values() if each.expected and now >= each.requeued_at + REQUEUED_S]
+            due = now - self._requeued_s
+            return [each for each in self._waiting.values() if each.expected and each.requeued_at <= due]
 
     def note_overdue(self, uid: str, *, has_room: bool) -> None:
         """Note that kube-scheduler has not asked about a pod: if there is room, its own filters exclude every node."""

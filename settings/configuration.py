@@ -45,6 +45,8 @@ scheduler:
   claimTimeoutS: 60         # how long a filtered pod holds its GPUs until it is bound
   volumeTimeoutS: 660       # the same, for pods with volumes or resource claims, which kube-scheduler may wait for
   bindTimeoutS: 20          # for a binding with all retries; shorter than kube-scheduler's timeout for the extender
+  initialBackoffS: 1        # how long kube-scheduler waits before it tries a pod again; twice as long each time,
+  maxBackoffS: 60           # and at most this long: shorter if few pods wait, longer if thousands do
 certificates:
   manage: true              # issue and renew the webhook's certificates; false: you or cert-manager do
   settleS: 30               # time for all API servers to read a new CA bundle
@@ -111,6 +113,7 @@ class LogSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
 Port = Annotated[int, Meta(ge=0, le=65535)]
 # An hour at most: a larger value is probably meant in milliseconds.
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
+WholeSeconds = Annotated[int, Meta(ge=1, le=3600)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
@@ -160,6 +163,8 @@ class SchedulerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fiel
     claim_timeout_s: PositiveSeconds = 60
     volume_timeout_s: PositiveSeconds = 660
     bind_timeout_s: PositiveSeconds = 20
+    initial_backoff_s: WholeSeconds = 1
+    max_backoff_s: WholeSeconds = 60
 
 
 class HealthSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -242,6 +247,8 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
         if self.webhook.client_names and not self.webhook.client_ca:
             # Without a CA no client certificate is requested, and every client would be accepted.
             return "webhook.clientNames", "needs webhook.clientCa"
+        if self.scheduler.max_backoff_s < self.scheduler.initial_backoff_s:
+            return "scheduler.maxBackoffS", f"must be at least initialBackoffS, {self.scheduler.initial_backoff_s}"
         if path := self._relative_path():
             return path, "must be an absolute path"
         try:

@@ -78,6 +78,8 @@ WEBHOOK, CONTROLLER, NODE_PLUGIN = "quotient-webhook", "quotient-controller", "q
 REPLICAS = ("a", "b")
 WEBHOOK_PORT = 8443
 EXTENDER_PORT = 3456
+# Pods that are tried again make tests wait.
+TEST_BACKOFF_S = 10
 # Of the first replica, as the port above; the others have the ports after it.
 EXTENDER_OPS_PORT = 8090
 MONITOR_PORT = 5678
@@ -370,7 +372,12 @@ def kube_scheduler_name(replica: str) -> str:
 
 def extender_settings(replica: str) -> SchedulerSettings:
     number = REPLICAS.index(replica)
-    return SchedulerSettings(port=EXTENDER_PORT + number, ops_address="127.0.0.1", ops_port=EXTENDER_OPS_PORT + number)
+    return SchedulerSettings(
+        port=EXTENDER_PORT + number,
+        ops_address="127.0.0.1",
+        ops_port=EXTENDER_OPS_PORT + number,
+        max_backoff_s=TEST_BACKOFF_S,
+    )
 
 
 def quotient_extender(layout: Layout, replica: str) -> Program:
@@ -381,6 +388,7 @@ def quotient_extender(layout: Layout, replica: str) -> Program:
         f"scheduler.port={settings.port}",
         f"scheduler.opsAddress={settings.ops_address}",
         f"scheduler.opsPort={settings.ops_port}",
+        f"scheduler.maxBackoffS={settings.max_backoff_s}",
     )
     return on_host(f"replica-{replica}", program)
 

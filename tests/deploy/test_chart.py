@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from deploy.render import CHART, MANIFESTS, render_chart, render_manifests
 from scheduler.kube_scheduler import feature_gates, kube_scheduler_configuration
 from scheduler.metrics import GAUGE_HELP
-from settings.configuration import Configuration, SchedulerSettings, WebhookSettings
+from settings.configuration import Configuration, WebhookSettings
 from settings.loading import load
 from tests.deploy.permissions import EVERYWHERE, OWN_NAMESPACE, documented_permissions, permissions_of
 from vcuda.vocabulary import VocabularyOptions
@@ -128,27 +129,20 @@ def test_containers_of_deployments_meet_the_restricted_standard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("configuration", "backoff"),
+    ("system_namespace", "config"),
     [
-        (Configuration(), (1, 10)),
-        (Configuration(domain="gpu.example.org", system_namespace="gpus"), (2, 60)),
-        (Configuration(scheduler=SchedulerSettings(port=13456)), (1, 10)),
+        ("quotient-system", {}),
+        ("gpus", {"domain": "gpu.example.org"}),
+        ("quotient-system", {"scheduler": {"port": 13456}}),
+        ("quotient-system", {"scheduler": {"initialBackoffS": 2, "maxBackoffS": 10}}),
     ],
-    ids=["defaults", "domain, namespace and backoff", "another port"],
+    ids=["defaults", "domain and namespace", "another port", "backoff"],
 )
-def test_the_chart_configures_kube_scheduler_as_the_code_does(
-    configuration: Configuration, backoff: tuple[int, int]
-) -> None:
-    initial_s, max_s = backoff
-    config = {"domain": configuration.domain, "scheduler": {"port": configuration.scheduler.port}}
-    values = (
-        f"config={json.dumps(config)}",
-        f'scheduler.backoff={{"initialSeconds": {initial_s}, "maxSeconds": {max_s}}}',
-    )
-    rendered = objects(*values, namespace=configuration.system_namespace)
+def test_the_chart_configures_kube_scheduler_as_the_code_does(system_namespace: str, config: Obj) -> None:
+    rendered = objects(f"config={json.dumps(config)}", namespace=system_namespace)
     actual = yaml.safe_load(one(rendered, "ConfigMap", "quotient-scheduler")["data"]["kube-scheduler.yaml"])
-    expected = kube_scheduler_configuration(configuration, initial_backoff_s=initial_s, max_backoff_s=max_s)
-    assert actual == expected
+    configuration = msgspec.convert(config | {"systemNamespace": system_namespace}, Configuration)
+    assert actual == kube_scheduler_configuration(configuration)
 
 
 def scheduler_pod(rendered: list[Obj]) -> Obj:
@@ -196,7 +190,7 @@ def test_the_backoff_is_respected_in_every_version(tag: str) -> None:
 
 
 CHANGES = {
-    "the backoff": "scheduler.backoff.maxSeconds=20",
+    "the backoff": 'config.scheduler={"maxBackoffS": 20}',
     "the placement policy": 'config.scheduler={"policy": "spread"}',
 }
 

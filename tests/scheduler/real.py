@@ -46,6 +46,12 @@ class SchedulerCluster:
         self.real.run(layout.extender_name(replica))
         self.real.run(layout.kube_scheduler_name(replica))
 
+    def set_max_backoff(self, replica: str, seconds: int) -> None:
+        """Configure a replica's kube-scheduler before it is started."""
+        file = self.real.layout.state / f"{layout.kube_scheduler_name(replica)}.json"
+        configuration = json.loads(file.read_text())
+        file.write_text(json.dumps(configuration | {"podMaxBackoffSeconds": seconds}))
+
     def start_ended(self) -> None:
         """Start each kube-scheduler that has ended, as the kubelet would: it ends when it loses its Lease."""
         running = self.real.running()

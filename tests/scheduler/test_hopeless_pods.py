@@ -11,7 +11,7 @@ import pytest
 
 from cluster.informer import Informer
 from cluster.objects import PODS, Pod
-from scheduler.kube_scheduler import MAX_BACKOFF_S
+from settings.configuration import SchedulerSettings
 from tests.cluster import layout
 from tests.cluster.real import RealCluster
 from tests.scheduler.real import SchedulerCluster
@@ -22,8 +22,9 @@ pytestmark = pytest.mark.kubernetes
 # kube-scheduler's condition, its event, the same event again for the pod's new version, and then its repetition; and
 # the event of ours with the numbers.
 MAX_WRITES = 5
-# Of one, two, four and eight seconds.
-EARLY_PERIODS = 4
+MAX_BACKOFF_S = SchedulerSettings().max_backoff_s
+# Of one second, two, four, and so on up to 32.
+EARLY_PERIODS = 6
 CLIENTS = 4
 
 
@@ -47,6 +48,7 @@ def run(nodes: int, hopeless: int, seconds: float, record_property: Callable[[st
         cluster.real.kill("kube-apiserver")
         cluster.real.run(layout.AUDITED_API_SERVER)
         cluster.real.until("the API server", cluster.real.api_ready, layout.AUDITED_API_SERVER)
+        cluster.set_max_backoff("a", MAX_BACKOFF_S)
         cluster.start_replica("a")
         cluster.namespace("busy")
         # Counting resources lets the hopeless pods pass, so that the extender is asked: each GPU has 40 cores free.

@@ -245,7 +245,7 @@ def test_a_pod_whose_room_was_taken_is_requeued_for_the_next(full: World) -> Non
     eventually(lambda: full.service.requeuer.requeued == 1, "the first time")
     faster = full.add_pod("faster", WHOLE)
     full.schedule(faster, ["a"])
-    now[0] += 20.0
+    now[0] += 70.0
     assert full.service.requeuer.requeue_fitting() == 0
     full.end(faster)
     full.service.requeuer.requeue_fitting()

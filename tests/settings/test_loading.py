@@ -113,6 +113,10 @@ INVALID_FILES = {
         HEAD + "webhook: {clientNames: [kube-apiserver]}\n",
         "quotient.yaml: webhook.clientNames: needs webhook.clientCa",
     ),
+    "a maximum below the initial value": (
+        HEAD + "scheduler: {initialBackoffS: 5, maxBackoffS: 2}\n",
+        "scheduler.maxBackoffS: 2: must be at least initialBackoffS, 5",
+    ),
     "an invalid default quota": (
         HEAD + "defaultQuota: 'types: {A100: {core: 1}}'\n",
         "defaultQuota: 'types: {A100: {core: 1}}': types.A100.core: unknown field",

@@ -148,8 +148,8 @@ profiles:
   - schedulerName: quotient-scheduler
 # All nodes are ranked: with fewer, the best one may be missed.
 percentageOfNodesToScore: 100
-podInitialBackoffSeconds: {{ .Values.scheduler.backoff.initialSeconds }}
-podMaxBackoffSeconds: {{ .Values.scheduler.backoff.maxSeconds }}
+podInitialBackoffSeconds: {{ dig "scheduler" "initialBackoffS" 1 .Values.config }}
+podMaxBackoffSeconds: {{ dig "scheduler" "maxBackoffS" 60 .Values.config }}
 extenders:
   - urlPrefix: http://127.0.0.1:{{ dig "scheduler" "port" 3456 .Values.config }}/scheduler
     filterVerb: filter
