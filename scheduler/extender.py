@@ -203,12 +203,13 @@ class Extender:
             problems=problems,
             is_merged=before is not None and (before.is_merged or has_other_shortages(before.problems, problems)),
         )
-        is_crowd = len(self._waiting) > MANY_WAITING or (before is not None and before.skips_eviction)
-        waiting.skips_eviction = is_crowd and not self._state.has_lower_priority(pod.priority)
+        # Decided once: kube-scheduler's text tells whether eviction would help, and it writes each new text to the pod.
+        waiting.is_one_of_many = len(self._waiting) > MANY_WAITING if before is None else before.is_one_of_many
+        may_evict = not waiting.is_one_of_many or self._state.has_lower_priority(pod.priority)
         self._wait(waiting)
         shortage = merged_shortage(query) if waiting.is_merged else None
         self._reporter.report_refused(pod, waiting.summary, problems, shortage)
-        return result_of(fits, shortage, may_evict=not waiting.skips_eviction)
+        return result_of(fits, shortage, may_evict=may_evict)
 
     def _wait(self, waiting: WaitingPod) -> None:
         self._waiting.add(waiting)

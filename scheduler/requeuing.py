@@ -1,10 +1,12 @@
 """Requeues waiting pods when there is room for them: as many as fit together, the highest priority and oldest first."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
+import numpy as np
 import structlog
 from msgspec.structs import replace
 
@@ -13,7 +15,7 @@ from cluster.interface import Cluster
 from cluster.objects import PODS
 from scheduler.cluster_state import ClusterState
 from scheduler.extender import Extender
-from scheduler.ledgers import LedgerCache, TrialCharges, charge_for
+from scheduler.ledgers import Grant, LedgerCache, TrialCharges, charge_for
 from scheduler.pods import SchedulerPod
 from scheduler.waiting_pods import Candidate, WaitingPod, WaitingPods
 from vcuda.charging import PodDemand
@@ -28,12 +30,16 @@ from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, placed_m
 # kube-scheduler requeues most pods itself, within milliseconds of the event that made room. This long is left to it.
 DELAY_S = 0.2
 IDLE_S = 5.0
+# With many waiting pods a pass takes long, and requests of kube-scheduler share the interpreter: so after a pass there
+# is a pause, this many times as long, but not more than a few seconds.
+PAUSES_PER_PASS, MAX_PAUSE_S = 20, 5.0
 CALL_TIMEOUT_S = 5.0
 # How many pods are tried in one pass; the rest follows in the next.
 MAX_TRIED = 500
 # How many pods with several containers are searched in one pass: all others wait meanwhile.
 MAX_SEARCHED = 4
 JOIN_TIMEOUT_S = 10.0
+ANY_MODEL = Grant(is_charged=True)
 
 
 class Requeuer:
@@ -87,17 +93,20 @@ class Requeuer:
             self._room.set()
 
     def _run(self) -> None:
+        pause_s = DELAY_S
         while not self._stopping.is_set():
             # Also without an event: a requeued pod that kube-scheduler never asked about is found by time.
             self._room.wait(IDLE_S)
-            if self._stopping.wait(DELAY_S):
+            if self._stopping.wait(pause_s):
                 return
             self._room.clear()
+            began = time.thread_time()
             try:
                 if self._is_active() and len(self._waiting):
                     self.requeue_fitting()
             except Exception:  # the outermost frame of the thread: it has to continue
                 self._log.exception("requeue_failed")
+            pause_s = min(max(DELAY_S, PAUSES_PER_PASS * (time.thread_time() - began)), MAX_PAUSE_S)
 
     def requeue_fitting(self) -> int:
         """Requeue the waiting pods that fit now; returns how many."""
@@ -150,28 +159,19 @@ class Requeuer:
 
     def _choose(self, candidates: list[Candidate]) -> list[tuple[SchedulerPod, str]]:
         """Return the pods, each with a node on which it fits beside those before it; empty if there is none."""
-        queries = [(waiting.pod, nodes, self._query(waiting.pod)) for waiting, nodes in candidates]
-        requeued = [(each.pod, [each.expected], self._query(each.pod)) for each in self._waiting.requeued()]
-        chosen: list[tuple[SchedulerPod, str]] = []
-        if all(query is None for _, _, query in queries):
-            return [(pod, "") for pod, _, _ in queries]
         with self._state.lock:
             trial = Trial(self._state.table.copy(), TrialCharges(self._ledgers))
-        for pod, expected, query in requeued:
-            if query is not None:
-                trial.take_best(pod, expected, query)
-        hopeless: set[tuple[object, ...]] = set()
-        for pod, nodes, query in queries:
-            node = ""
-            if query is not None:
-                group = pod.workload if query.excluded else (pod.metadata.namespace, "")
-                key = (*class_key(query), group, tuple(nodes or ()))
-                # Room and quota only shrink during a pass: where one pod does not fit, an equal one does not either.
-                if key not in hopeless:
-                    node = trial.take_best(pod, nodes, query)
-                    hopeless |= set() if node else {key}
-            chosen.append((pod, node))
-        return chosen
+        for each in self._waiting.requeued():
+            if (query := self._query(each.pod)) is not None:
+                trial.take_best(each.pod, [each.expected], query)
+        return [(waiting.pod, self._choose_node(trial, waiting.pod, nodes)) for waiting, nodes in candidates]
+
+    def _choose_node(self, trial: "Trial", pod: SchedulerPod, nodes: list[str] | None) -> str:
+        # What its quota allows is looked up only where there is room: with many waiting pods, that takes the most time.
+        if not trial.has_room(pod, nodes, self._extender.query(pod, ANY_MODEL)):
+            return ""
+        query = self._query(pod)
+        return trial.take_best(pod, nodes, query) if query is not None else ""
 
     def _query(self, pod: SchedulerPod) -> FitQuery | None:
         """Return what is asked for a pod; None if its quota allows nothing."""
@@ -204,9 +204,23 @@ class Trial:
         self._table, self._charges = table, charges
         self._fitter = NodeFitter(table)
         self._everywhere = list(table.names())
+        # Room and quota only shrink: where one pod does not fit, an equal one does not either.
+        self._refused: set[tuple[object, ...]] = set()
+
+    def has_room(self, pod: SchedulerPod, names: list[str] | None, query: FitQuery) -> bool:
+        """Whether a pod may fit on one of these nodes, or of all."""
+        if (key := refusal_key(pod, names, query)) in self._refused:
+            return False
+        problems = self._fitter.fit(self._everywhere if names is None else names, query).problems
+        if np.isin(problems, (NodeProblem.NONE, NodeProblem.NOT_SEARCHED)).any():
+            return True
+        self._refused.add(key)
+        return False
 
     def take_best(self, pod: SchedulerPod, names: list[str] | None, query: FitQuery) -> str:
         """Take GPUs and quota for a pod on the best of these nodes, or of all; returns the node, empty if none fits."""
+        if (key := refusal_key(pod, names, query)) in self._refused:
+            return ""
         nodes = self._everywhere if names is None else names
         while (best := self._place_on_best(nodes, query)) is not None:
             name, placed = best
@@ -216,6 +230,7 @@ class Trial:
                 self._table.take(name, peak_usage(query.request, placed))
                 return name
             query = replace(query, granted=(query.granted or frozenset()) - {model})
+        self._refused.add(key)
         return ""
 
     def _place_on_best(self, names: list[str], query: FitQuery) -> tuple[str, PlacedSlices] | None:
@@ -225,3 +240,9 @@ class Trial:
             with suppress(InsufficientGpus):
                 return name, place_on_node(query, name, self._table.available_gpus(name))
         return None
+
+
+def refusal_key(pod: SchedulerPod, names: list[str] | None, query: FitQuery) -> tuple[object, ...]:
+    """Return what pods have in common of which none fits if one does not."""
+    group = pod.workload if query.excluded else (pod.metadata.namespace, "")
+    return (*class_key(query), group, tuple(names or ()))

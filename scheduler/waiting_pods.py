@@ -39,8 +39,8 @@ class WaitingPod(Struct):
     # How many nodes had each problem, and whether all that lack something free get the same text.
     problems: Problems = field(default_factory=dict)
     is_merged: bool = False
-    # Whether kube-scheduler is not to look for pods to evict.
-    skips_eviction: bool = False
+    # Whether many waited when it was refused first: then kube-scheduler is not asked to look in vain for pods to evict.
+    is_one_of_many: bool = False
     # When it was refused first, and when the summary was made.
     since: float = 0.0
     summarized_at: float = 0.0

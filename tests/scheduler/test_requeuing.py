@@ -199,8 +199,9 @@ def test_nobody_is_looked_for_to_evict_if_many_wait_and_none_has_a_lower_priorit
 ) -> None:
     """To look takes kube-scheduler longer than all of its filters."""
     monkeypatch.setattr("scheduler.extender.MANY_WAITING", 1)
-    first, second = refuse(full, "p"), refuse(full, "q")
-    assert full.filter(first)["FailedAndUnresolvableNodes"].keys() == {"a", "b"}
+    early, _, second = refuse(full, "p"), refuse(full, "q"), refuse(full, "r")
+    assert full.filter(second)["FailedAndUnresolvableNodes"].keys() == {"a", "b"}
+    assert full.filter(early)["FailedNodes"].keys() == {"a", "b"}, "another text would be written to the pod"
     full.end(full.cluster.get(PODS, "on-a", TEAM))
     full.schedule(full.add_pod("low", WHOLE, priority=-1), ["a"])
     assert full.filter(second)["FailedNodes"].keys() == {"a", "b"}
