@@ -81,10 +81,12 @@ class Extender:
         self._state.release_claim(pod.uid)
         before = self._waiting.get(pod.uid)
         result, events = self._filter(pod, spec, names)
-        # kube-scheduler asks again because something ended. If nothing did as far as we know, its watch is ahead of
-        # ours. A refusal now would be repeated only after the pod's backoff.
-        is_behind = before is not None and before.asked_at == events and len(self._waiting) <= MAX_CAUGHT_UP
-        if is_behind and not result.fitting and self._waiting.await_room(pod.uid, CATCH_UP_S):
+        # kube-scheduler tries a pod again because something ended. If nothing did as far as we know, its watch is ahead
+        # of ours. A refusal now would be repeated only after the pod's backoff. The first time it asks about a pod, it
+        # may have tried it before: as long as counting resources excludes every node, it does not ask.
+        is_behind = before.asked_at == events if before is not None else bool(pod.scheduling_failure)
+        is_short = len(self._waiting) <= MAX_CAUGHT_UP
+        if is_behind and is_short and not result.fitting and self._waiting.await_room(pod.uid, CATCH_UP_S):
             result, _ = self._filter(pod, spec, names)
         return result
 

@@ -56,6 +56,24 @@ def test_a_refusal_is_held_back_while_our_watch_is_behind(full: World, monkeypat
     assert len(waits) == 1, "the new node is why it was asked about again"
 
 
+def test_a_refusal_is_held_back_for_a_pod_that_kube_scheduler_tried_without_asking(
+    full: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting resources excluded every node, until a pod ended of which we do not know yet."""
+    original = full.service.waiting.await_room
+
+    def end_meanwhile(uid: str, timeout_s: float) -> bool:
+        full.end(full.cluster.get(PODS, "on-a", TEAM))
+        return original(uid, timeout_s)
+
+    monkeypatch.setattr(full.service.waiting, "await_room", end_meanwhile)
+    refuse(full, "new")
+    tried = full.add_pod("tried", WHOLE)
+    failure = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+    tried = full.cluster.patch(PODS, "tried", TEAM, {"status": {"conditions": [failure]}}, subresource="status")
+    assert full.filter(tried)["NodeNames"] == ["a"]
+
+
 def test_a_pod_that_is_deleted_while_its_refusal_is_held_back_leaves_nothing(
     full: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
