@@ -3,7 +3,8 @@
     python -m bench.scheduler [--only extender|throughput|room|memory] [--nodes 5000] [--pods 400]
 
 Extender: nodes of 8 GPUs, four running GPU pods on each; pods of nine sizes are filtered, ranked and bound over HTTP by
-one client, as kube-scheduler does it. The order of the node names is another one in every request.
+one client, as kube-scheduler does it. The order of the node names is another one in every request. The median of three
+runs, and the means of all.
 
 Throughput: Node objects on a real API server, and the real kube-scheduler, in turns with the extender and without it,
 and otherwise with the same configuration. The same number of pods is created before each turn. Everything shares one
@@ -112,6 +113,13 @@ def measure_extender(nodes: int) -> Figures:
         "bind_mean_ms": mean_ms(bindings),
         "rss_mb": round(memory / 2**20),
     }
+
+
+def measure_sizes() -> list[Figures]:
+    """Measure each size a few times, in turns, as the machine's speed drifts; returns the median run of each."""
+    runs = [[measure_extender(nodes) for nodes in SIZES] for _ in range(TURNS)]
+    sizes = [sorted(of_size, key=lambda run: float(run["mean_ms"])) for of_size in zip(*runs, strict=True)]
+    return [of_size[TURNS // 2] | {"means_ms": [run["mean_ms"] for run in of_size]} for of_size in sizes]
 
 
 def run_pods(client: ExtenderClient, nodes: int) -> tuple[list[tuple[float, float]], list[float]]:
@@ -310,7 +318,7 @@ def main() -> None:
         "targets": TARGETS,
     }
     parts: dict[str, Callable[[], Any]] = {
-        "extender": lambda: [measure_extender(nodes) for nodes in SIZES],
+        "extender": measure_sizes,
         "throughput": lambda: measure_throughput(options.nodes, options.pods),
         "memory": lambda: measure_memory(options.nodes),
         "room": measure_room,
