@@ -24,6 +24,7 @@ from ledger.ledger_store import LedgerStore, StoredLedger
 from ledger.workqueue import WorkQueue
 from vcuda.decision import Unavailable
 from vcuda.ledger import ChargeResult, Ledger, LedgerState, ledger_not_open
+from vcuda.recent import keep_recent
 
 WORKERS = 4
 # More conflicts in a row than the other replicas and the controller can cause.
@@ -238,10 +239,7 @@ class LedgerCommitter:
 
     def _put_cached(self, namespace: str, stored: StoredLedger) -> None:
         with self._lock:
-            # Every commit takes its entry out and puts it back at the end: the first one is the least recently used.
-            self._cache[namespace] = stored
-            while len(self._cache) > MAX_CACHED:
-                del self._cache[next(iter(self._cache))]
+            keep_recent(self._cache, namespace, stored, MAX_CACHED)
 
 
 def apply_changes(before: Ledger, batch: list[PendingChange]) -> tuple[list[ChargeResult | Exception], Ledger]:

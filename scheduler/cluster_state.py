@@ -24,6 +24,7 @@ from vcuda.node_fit import NodeFits, NodeFitter
 from vcuda.placement import PlacedSlices, peak_usage
 from vcuda.pod_options import SpreadMembers
 from vcuda.quota_usage import Charge
+from vcuda.recent import keep_recent
 
 MAX_GONE = 10_000
 
@@ -222,9 +223,7 @@ class ClusterState:
         uid = pod.uid
         self._count_priority(self._pods.get(uid), -1)
         known = self._pods.pop(uid, pod)
-        self._gone[uid] = None
-        if len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
+        keep_recent(self._gone, uid, None, MAX_GONE)
         self._leave_workload(known)
         self.on_gone(uid)
         self._claims.pop(uid, None)
