@@ -26,7 +26,7 @@ from cluster.interface import (
     check_update,
     check_version,
 )
-from cluster.objects import NAMESPACES, PODS, Kind, Object, binding
+from cluster.objects import NAMESPACES, PODS, Kind, Object, binding, eviction
 from vcuda.decision import Unavailable
 from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import decoder_for
@@ -203,6 +203,11 @@ class ApiCluster:
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         self._call("DELETE", object_path(kind, namespace, name), {}, body)
+
+    def evict(self, pod: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
+        check_address(PODS, pod, namespace)
+        query = {"dryRun": "All"} if dry_run else {}
+        self._call("POST", object_path(PODS, namespace, pod, "eviction"), query, eviction(pod, namespace, uid))
 
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         # The API server copies a Binding's annotations to the pod in the write that sets its node.

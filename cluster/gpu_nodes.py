@@ -3,6 +3,7 @@
 from cluster.objects import Node, Object
 from vcuda.catalogue import CardModel
 from vcuda.gpu_model import is_model, parse_model
+from vcuda.host import UNLIMITED, Host, allocatable_host
 from vcuda.inventory import Gpu, decode_inventory
 from vcuda.names import (
     ANCESTOR_MODEL_LABELS,
@@ -14,6 +15,7 @@ from vcuda.names import (
 from vcuda.scheme import Scheme
 
 READY, UNKNOWN = "Ready", "Unknown"
+INTERNAL_IP = "InternalIP"
 
 
 class GpuNode(Object, frozen=True, kw_only=True):
@@ -27,6 +29,10 @@ class GpuNode(Object, frozen=True, kw_only=True):
     memory_mib: int = 0
     pool: str = ""
     lost: bool = False
+    # What the node itself has for pods.
+    host: Host = UNLIMITED
+    # Its address inside the cluster.
+    address: str = ""
 
     def cards(self) -> set[CardModel]:
         """Return the distinct models of this node's GPUs; the inventory takes precedence over labels."""
@@ -49,6 +55,8 @@ def gpu_node_of(node: Node, scheme: Scheme) -> GpuNode:
         memory_mib=int(labels[NVIDIA_MEMORY_LABEL]) if labels.get(NVIDIA_MEMORY_LABEL, "").isdecimal() else 0,
         pool=next((labels[key] for key in (scheme.names.pool_label, *ANCESTOR_POOL_LABELS) if key in labels), ""),
         lost=UNKNOWN in ready,
+        host=allocatable_host(node.status.allocatable),
+        address=next((each.address for each in node.status.addresses if each.type == INTERNAL_IP), ""),
     )
 
 

@@ -274,6 +274,13 @@ class InMemoryCluster:
         if not any(self._store.all(kind.plural, namespace)[0] for kind in NAMESPACED):
             self._store.remove(key)
 
+    def evict(self, pod: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
+        # There is no controller that would keep the status of budgets up to date, so none forbids anything.
+        if not dry_run:
+            self.delete(PODS, pod, namespace, uid=uid)
+        elif self._existing(key_of(PODS, namespace, pod))["metadata"]["uid"] != uid:
+            raise conflict_error(PODS, key_of(PODS, namespace, pod))
+
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         check_address(PODS, pod, namespace)
         key = key_of(PODS, namespace, pod)

@@ -115,6 +115,9 @@ class Cluster(Protocol):
     ) -> None:
         """Delete an object; with a uid, Conflict if the name belongs to another object by now."""
 
+    def evict(self, pod: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
+        """Delete a pod unless a PodDisruptionBudget forbids it: ApiError with code 429. A dry run only says so."""
+
     def bind(self, pod: str, namespace: str, node: str, *, uid: str, annotations: Mapping[str, str]) -> None:
         """Bind a pod to a node and set annotations in the same write; Conflict if it is bound already."""
 

@@ -68,6 +68,7 @@ class PodStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     message: str = ""
     pod_ip: str = field(name="podIP", default="")
     nominated_node_name: str = ""
+    start_time: str | None = None
     init_container_statuses: list[ContainerStatus] = []
     container_statuses: list[ContainerStatus] = []
     conditions: list[PodCondition] = []
@@ -107,7 +108,13 @@ class NodeInfo(Struct, frozen=True, rename="camel", omit_defaults=True):
     container_runtime_version: str = ""
 
 
+class NodeAddress(Struct, frozen=True, omit_defaults=True):
+    type: str = ""
+    address: str = ""
+
+
 class NodeStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    addresses: list[NodeAddress] = []
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
     conditions: list[NodeCondition] = []
@@ -185,8 +192,30 @@ class WorkloadTemplate(Struct, frozen=True, omit_defaults=True):
     spec: TemplateSpec = TemplateSpec()
 
 
+class LabelExpression(Struct, frozen=True, omit_defaults=True):
+    key: str = ""
+    operator: str = ""
+    values: list[str] = []
+
+
 class LabelSelector(Struct, frozen=True, rename="camel", omit_defaults=True):
     match_labels: dict[str, str] = {}
+    match_expressions: list[LabelExpression] = []
+
+
+class DisruptionBudgetSpec(Struct, frozen=True, omit_defaults=True):
+    selector: LabelSelector | None = None
+
+
+class DisruptionBudgetStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    disruptions_allowed: int = 0
+
+
+class DisruptionBudget(Object, frozen=True, kw_only=True):
+    """A PodDisruptionBudget; partial."""
+
+    spec: DisruptionBudgetSpec = DisruptionBudgetSpec()
+    status: DisruptionBudgetStatus = DisruptionBudgetStatus()
 
 
 class WorkloadSpec(Struct, frozen=True, omit_defaults=True):
@@ -390,12 +419,25 @@ VALIDATING_WEBHOOKS = Kind(
     namespaced=False,
     partial=True,
 )
+DISRUPTION_BUDGETS = Kind(
+    "policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", DisruptionBudget, partial=True, subresources=("status",)
+)
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases", Lease)
 
 # An object as plain JSON values.
 Raw = dict[str, Any]
 # Returns the owner references of an object that is about to be created.
 Owners = Callable[[], list[OwnerReference]]
+
+
+def eviction(pod: str, namespace: str, uid: str) -> Raw:
+    """Return an Eviction; the API server rejects it if the pod has another uid."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": namespace},
+        "deleteOptions": {"preconditions": {"uid": uid}},
+    }
 
 
 def binding(pod: str, namespace: str, node: str, uid: str, annotations: Mapping[str, str]) -> Raw:
