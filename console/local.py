@@ -25,7 +25,8 @@ from console.local_tables import ClusterTables, display_name, pod_title
 from console.manifests import NO_KIND
 from console.printing import wide_console
 from console.quota_status_view import show_status
-from nodeplugin.fake import NoCompiler, compile_library
+from nodeplugin.compiler import NoCompiler
+from nodeplugin.fake import compile_library
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs

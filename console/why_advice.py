@@ -27,6 +27,7 @@ GPU_ADVICE = (
     ("which the pod excludes", "allow more models: see the annotation nouse-gputype"),
     ("node pool", "ask an administrator for a node pool with such GPUs (`pools` of the quota)"),
     ("no node passed the scheduler's other filters", "see what kube-scheduler reports: kubectl describe pod {pod}"),
+    ("not enough CPU or memory on this node", "wait until other pods end, or ask for less CPU and memory of the node"),
     ("no GPUs on this node", f"no node has GPUs: {DOCTOR}"),
 )
 # What remains of a message in which no part was found: nodes lack the models.

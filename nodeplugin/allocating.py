@@ -26,6 +26,7 @@ from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.refusal import RECREATE, AllocationRefused, cannot_create_files, disk_problem
 from nodeplugin.start_check import StartCheck
+from vcuda.cost_ranking import RankingContext, ranking_for
 from vcuda.gpu_availability import GpuUsage
 from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
 from vcuda.placement import (
@@ -271,7 +272,7 @@ class Allocator:
                 self._allocations.availability(self._promised(pod, pods)),
                 unit_mib=self._scheme.unit_mib,
                 options=pod.options,
-                strategy=self._policy,
+                ranking=ranking_for(self._policy, RankingContext(unit_mib=self._scheme.unit_mib, seed=pod.uid)),
             )
         except InsufficientGpus as error:
             if not problem:

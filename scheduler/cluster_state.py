@@ -8,27 +8,29 @@ pod holds follows from its annotations. Watches keep everything up to date, one 
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from msgspec import Struct
 
 from cluster.gpu_nodes import GpuNode
-from scheduler.pods import SchedulerPod, bound_usage
+from scheduler.holdings import Holding, Holdings
+from scheduler.nominations import Nomination, Nominations
+from scheduler.pods import OtherPod, SchedulerPod, bound_usage
 from vcuda.decision import Unavailable
-from vcuda.fit_query import FitQuery, place_on_node
+from vcuda.fit_query import FitQuery
 from vcuda.fit_summary import Refusals, describe_fits
-from vcuda.gpu_availability import GpuAvailability, GpuUsage
+from vcuda.gpu_availability import GpuAvailability
 from vcuda.gpu_table import GpuTable
 from vcuda.inventory import unavailable_reason
 from vcuda.node_fit import NodeFits, NodeFitter
 from vcuda.placement import PlacedSlices, peak_usage
+from vcuda.placement_costs import WorkloadEstimate
 from vcuda.pod_options import SpreadMembers
 from vcuda.quota_usage import Charge
 from vcuda.recent import keep_recent
 
 MAX_GONE = 10_000
-
-Usage = dict[str, GpuUsage]
 
 
 class Claim(Struct):
@@ -59,17 +61,10 @@ class Claim(Struct):
             raise Unavailable(f"pod {self.pod.title} is being bound to node {self.node}")
 
 
-class Holding(Struct, frozen=True):
-    """What a pod takes of a node in the table."""
-
-    node: str
-    usage: Usage
-
-
 class ClusterState:
     """Thread-safe. `on_room` is called, with the lock held, with every node of which GPUs may have become free."""
 
-    def __init__(self, unit_mib: int, clock: Callable[[], float]) -> None:
+    def __init__(self, unit_mib: int, clock: Callable[[], float], estimate: WorkloadEstimate | None = None) -> None:
         self._unit_mib, self._clock = unit_mib, clock
         # Guards everything below: a pod is filtered and its GPUs are claimed in one step.
         self.lock = threading.RLock()
@@ -77,8 +72,8 @@ class ClusterState:
         self._nodes: dict[str, GpuNode] = {}
         self._pods: dict[str, SchedulerPod] = {}
         self._claims: dict[str, Claim] = {}
-        self._holdings: dict[str, Holding] = {}
-        self._by_node: dict[str, set[str]] = {}
+        self._holdings = Holdings(self.table)
+        self._nominations = Nominations(self.table, self._holdings, self._claims.__contains__)
         self._members: dict[tuple[str, str], set[str]] = {}
         # How many bound pods have each priority.
         self._priorities: Counter[int] = Counter()
@@ -86,12 +81,14 @@ class ClusterState:
         self._orphans: dict[str, str] = {}
         # Pods that ended a while ago, oldest first: kube-scheduler's watch may be behind ours.
         self._gone: dict[str, None] = {}
-        self._fitter = NodeFitter(self.table)
+        self.fitter = NodeFitter(self.table, estimate)
         self._numbers = itertools.count()
         self._card_sizes: dict[str, int] | None = None
         self.on_room: Callable[[str], None] = lambda _: None
         # Called with a pod that kube-scheduler reports as unschedulable.
         self.on_unschedulable: Callable[[SchedulerPod], None] = lambda _: None
+        # Called when a bound pod has ended.
+        self.on_departure: Callable[[], None] = lambda: None
         # Called with the UID of a pod that need not be scheduled any more.
         self.on_gone: Callable[[str], None] = lambda _: None
 
@@ -109,9 +106,12 @@ class ClusterState:
             if before is not None and before.lost and not new.lost:
                 self._release_orphans(name)
             if before is not None and (before.gpus, before.pool) == (new.gpus, new.pool):
+                if before.host != new.host:
+                    self._holdings.hosts.set_node(name, new.host)
                 return
             self._card_sizes = None
             self.table.set_node(name, new.gpus, new.pool, unavailable_reason)
+            self._holdings.hosts.set_node(name, new.host)
             self._take_again(name)
             self.on_room(name)
 
@@ -119,29 +119,31 @@ class ClusterState:
         self._nodes.pop(name, None)
         self._card_sizes = None
         self.table.remove_node(name)
-        for uid in list(self._by_node.get(name, ())):
-            claim = self._claims.get(uid)
+        self._holdings.hosts.remove_node(name)
+        for uid in list(self._holdings.pods_on(name)):
+            claim, nomination = self._claims.get(uid), self._nominations.get(uid)
+            if nomination is not None and nomination.node == name:
+                self.end_nomination(uid)
             if claim is not None and claim.expires_at is not None:
                 self._drop(uid)
         self._release_orphans(name)
 
     def _take_again(self, name: str) -> None:
         """Subtract from the GPUs of a node, which are new in the table, what its pods hold."""
-        uids = self._by_node.get(name, set())
+        uids = self._holdings.pods_on(name)
         present = {gpu.uuid for gpu in self.table.gpus(name)}
         # Pods with a known placement first: the others are placed on what these leave.
         for uid in sorted(uids, key=lambda uid: (not self._is_placed(uid, present), self._created_s(uid), uid)):
-            claim, pod = self._claims.get(uid), self._pods.get(uid)
-            usage = self._holdings[uid].usage
-            if claim is None and pod is not None:
+            claim, pod, holding = self._claims.get(uid), self._pods.get(uid), self._holdings.get(uid)
+            usage = holding.usage if holding else {}
+            if claim is None and pod is not None and pod.node:
                 usage = bound_usage(pod, self.table.available_gpus(name), self._unit_mib)
-            self.table.take(name, usage)
-            self._holdings[uid] = Holding(name, usage)
+            self._holdings.take_again(uid, usage)
 
     def _is_placed(self, uid: str, gpus: set[str]) -> bool:
         """Whether it is known which of these GPUs a pod holds; those of its placement may have vanished."""
         pod = self._pods.get(uid)
-        if uid in self._claims or pod is None or pod.minors:
+        if uid in self._claims or self._nominations.get(uid) or pod is None or pod.minors:
             return True
         return any(each.uuid in gpus for slices in (pod.placed or {}).values() for each in slices)
 
@@ -156,6 +158,16 @@ class ClusterState:
     def node(self, name: str) -> GpuNode | None:
         with self.lock:
             return self._nodes.get(name)
+
+    def addresses(self) -> dict[str, str]:
+        """Return the addresses of all nodes that have one."""
+        with self.lock:
+            return {name: node.address for name, node in self._nodes.items() if node.address and name in self.table}
+
+    def set_busy(self, node: str, uuids: Collection[str]) -> None:
+        """Set which GPUs of a node are measured to be busy."""
+        with self.lock:
+            self.table.set_busy(node, uuids)
 
     def card_sizes_mib(self) -> dict[str, int]:
         """Return the memory of the largest GPU of each model."""
@@ -192,15 +204,26 @@ class ClusterState:
             else:
                 self._note_unbound(new)
 
+    def handle_other_pod(self, old: OtherPod | None, new: OtherPod | None) -> None:
+        """Take over a change of a pod without GPUs."""
+        with self.lock:
+            if old is not None and new is not None and (old.node, old.host) == (new.node, new.host):
+                return
+            if old is not None:
+                self._holdings.hosts.give_back(old.node, old.host)
+            if new is not None:
+                self._holdings.hosts.take(new.node, new.host)
+
     def _hold_bound(self, pod: SchedulerPod) -> None:
         before = self._pods.get(pod.uid)
         self._remember(pod)
+        self._nominations.remove(pod.uid)
         claim = self._claims.pop(pod.uid, None)
         holding = self._holdings.get(pod.uid)
         if before is not None and claim is None and holding is not None and has_same_gpus(before, pod):
             return
-        self._give_back(pod.uid)
-        self._take(pod.uid, pod.node, bound_usage(pod, self.table.available_gpus(pod.node), self._unit_mib))
+        self._holdings.give_back(pod.uid)
+        self._holdings.take(pod, pod.node, bound_usage(pod, self.table.available_gpus(pod.node), self._unit_mib))
         if claim is None or (claim.node, claim.placed) != (pod.node, pod.placed):
             # It got other GPUs than were taken for it.
             self.on_room(holding.node if holding else pod.node)
@@ -222,11 +245,15 @@ class ClusterState:
     def _forget_pod(self, pod: SchedulerPod) -> None:
         uid = pod.uid
         self._count_priority(self._pods.get(uid), -1)
-        known = self._pods.pop(uid, pod)
+        known = self._pods.pop(uid, None)
+        if known is not None and known.node:
+            self.on_departure()
+        known = known or pod
         keep_recent(self._gone, uid, None, MAX_GONE)
         self._leave_workload(known)
         self.on_gone(uid)
         self._claims.pop(uid, None)
+        self._nominations.remove(uid)
         holding = self._holdings.get(uid)
         node = self._nodes.get(holding.node) if holding else None
         if holding is not None and node is not None and node.lost and known.node:
@@ -272,6 +299,10 @@ class ClusterState:
         with self.lock:
             return uid in self._gone
 
+    def bound_pods(self) -> list[SchedulerPod]:
+        with self.lock:
+            return [pod for pod in self._pods.values() if pod.node]
+
     def pod(self, uid: str) -> SchedulerPod | None:
         with self.lock:
             return self._pods.get(uid)
@@ -289,12 +320,12 @@ class ClusterState:
     def fit(self, query: FitQuery, names: Sequence[str]) -> NodeFits:
         """Decide about nodes. The caller holds the lock if it claims what it finds."""
         with self.lock:
-            return self._fitter.fit(names, query)
+            return self.fitter.fit(names, query)
 
     def summarize(self, query: FitQuery, fits: NodeFits, refusals: Refusals) -> str:
         """Describe with numbers why a pod fits on no node. The caller has held the lock since `fit`."""
         with self.lock:
-            return describe_fits(query, fits, self._fitter.best_free(query, fits), refusals)
+            return describe_fits(query, fits, self.fitter.best_free(query, fits), refusals)
 
     def available_gpus(self, node: str, uid: str) -> list[GpuAvailability]:
         """Return what is free of a node's GPUs for a pod: what it holds itself counts as free."""
@@ -305,20 +336,20 @@ class ClusterState:
     def place(self, query: FitQuery, node: str, uid: str) -> PlacedSlices:
         """Choose GPUs of a node; raises InsufficientGpus."""
         with self.lock:
-            return place_on_node(query, node, self.available_gpus(node, uid))
+            return self.fitter.place(query, node, self.available_gpus(node, uid))
 
     def take_claim(
         self, pod: SchedulerPod, node: str, placed: PlacedSlices, *, timeout_s: float | None, group: str = ""
     ) -> Claim:
         """Hold GPUs for a pod, instead of what it held before."""
         with self.lock:
-            before = self._give_back(pod.uid)
+            before = self._holdings.give_back(pod.uid)
             if before and before != node:
                 self.on_room(before)
             expires_at = None if timeout_s is None else self._clock() + timeout_s
             claim = Claim(pod, node, placed, next(self._numbers), group, expires_at)
             self._claims[pod.uid] = claim
-            self._take(pod.uid, node, peak_usage(pod.request, placed))
+            self._holdings.take(pod, node, peak_usage(pod.request, placed))
             return claim
 
     def release_claim(self, uid: str) -> None:
@@ -362,6 +393,83 @@ class ClusterState:
                 self.release_claim(claim.pod.uid)
             return expired
 
+    # Nominations.
+
+    def nominations(self) -> list[Nomination]:
+        with self.lock:
+            return list(self._nominations)
+
+    def nomination(self, uid: str) -> Nomination | None:
+        with self.lock:
+            return self._nominations.get(uid)
+
+    def nominate(
+        self, pod: SchedulerPod, node: str, placed: PlacedSlices, victims: Iterable[str], *, timeout_s: float
+    ) -> None:
+        """Hold GPUs for a pod from the moment that its victims end, instead of what it was nominated for before."""
+        with self.lock:
+            self.end_nomination(pod.uid)
+            self._nominations.add(Nomination(pod, node, placed, frozenset(victims), self._clock() + timeout_s))
+
+    def end_nomination(self, uid: str) -> None:
+        with self.lock:
+            if self._nominations.remove(uid) is not None and uid not in self._claims:
+                self._drop(uid)
+
+    @contextmanager
+    def without_nominations(self, uids: Iterable[str]) -> Iterator[None]:
+        """Decide as if these pods were not nominated. Those whose GPUs were claimed meanwhile are so no longer.
+
+        The caller holds the lock.
+        """
+        outranked: list[str] = []
+        try:
+            with self._nominations.suspended(uids) as outranked:
+                yield
+        finally:
+            for uid in outranked:
+                self.end_nomination(uid)
+
+    def awaits_victims(self, uid: str) -> bool:
+        """Whether a pod is nominated for GPUs of pods that have not ended yet."""
+        with self.lock:
+            nomination = self._nominations.get(uid)
+            return nomination is not None and any(each in self._pods for each in nomination.victims)
+
+    def outranked_by(self, priority: int) -> list[str]:
+        """Return the nominated pods of a lower priority, which may not keep GPUs from a pod of this one."""
+        with self.lock:
+            return self._nominations.below(priority)
+
+    def expire_nominations(self) -> list[Nomination]:
+        """End nominations whose time is over, and return them."""
+        with self.lock:
+            expired = self._nominations.expired(self._clock(), self._running_victim)
+            for each in expired:
+                self.end_nomination(each.pod.uid)
+            return expired
+
+    def _running_victim(self, uid: str) -> SchedulerPod | None:
+        """Return a victim that has not ended yet; not on a lost node, where that may take forever."""
+        pod = self._pods.get(uid)
+        node = self._nodes.get(pod.node) if pod is not None else None
+        return None if node is not None and node.lost else pod
+
+    def pods_on(self, node: str) -> list[tuple[SchedulerPod, Holding]]:
+        """Return the GPU pods that are bound to a node, and what they hold."""
+        with self.lock:
+            held = [(self._pods.get(uid), self._holdings.get(uid)) for uid in self._holdings.pods_on(node)]
+            return [(pod, holding) for pod, holding in held if pod is not None and holding is not None and pod.node]
+
+    def unbound_nominated(self) -> list[SchedulerPod]:
+        """Return the pods that kube-scheduler has nominated a node for, and which hold nothing of it."""
+        with self.lock:
+            return [
+                pod
+                for pod in self._pods.values()
+                if pod.nominated_node and not pod.node and self._holdings.get(pod.uid) is None
+            ]
+
     def excluded_by_members(self, pod: SchedulerPod) -> dict[str, tuple[str, ...] | None]:
         """Return the nodes or GPUs that other members of a pod's workload use, if it asks to be spread."""
         with self.lock:
@@ -384,28 +492,11 @@ class ClusterState:
         with self.lock:
             return self._holdings.get(uid)
 
-    # The table.
-
-    def _take(self, uid: str, node: str, usage: Usage) -> None:
-        self._holdings[uid] = Holding(node, usage)
-        self._by_node.setdefault(node, set()).add(uid)
-        self.table.take(node, usage)
-
-    def _give_back(self, uid: str) -> str:
-        """Give back what a pod holds; returns the node, empty if it holds nothing."""
-        holding = self._holdings.pop(uid, None)
-        if holding is None:
-            return ""
-        uids = self._by_node.get(holding.node, set())
-        uids.discard(uid)
-        if not uids:
-            self._by_node.pop(holding.node, None)
-        self.table.give_back(holding.node, holding.usage)
-        return holding.node
-
     def _drop(self, uid: str) -> None:
         self._claims.pop(uid, None)
-        if node := self._give_back(uid):
+        node = self._holdings.give_back(uid)
+        self._nominations.hold(uid)
+        if node:
             self.on_room(node)
 
 

@@ -160,6 +160,51 @@ class BindingArgs(Struct, frozen=True):
     node: str = field(name="Node", default="")
 
 
+class MetaPod(Struct, frozen=True):
+    uid: str = field(name="UID", default="")
+
+
+class MetaVictims(Struct, frozen=True):
+    """The pods to be evicted from a node, by UID, and how many of them a PodDisruptionBudget protects."""
+
+    pods: list[MetaPod] | None = field(name="Pods", default=None)
+    violations: int = field(name="NumPDBViolations", default=0)
+
+    @classmethod
+    def of(cls, uids: Sequence[str], violations: int) -> "MetaVictims":
+        return cls([MetaPod(uid) for uid in uids], violations)
+
+    @property
+    def uids(self) -> list[str]:
+        return [pod.uid for pod in self.pods or ()]
+
+
+class WholeVictims(Struct, frozen=True):
+    """The same with whole pods, as an extender without a cache of its own gets it."""
+
+    pods: list[Object] | None = field(name="Pods", default=None)
+    violations: int = field(name="NumPDBViolations", default=0)
+
+
+class PreemptionArgs(Struct, frozen=True):
+    """A pod, and the victims that kube-scheduler has found on each node; newer versions send nodes without any, too."""
+
+    pod: ExtenderPod = field(name="Pod")
+    meta_victims: dict[str, MetaVictims] | None = field(name="NodeNameToMetaVictims", default=None)
+    victims: dict[str, WholeVictims] | None = field(name="NodeNameToVictims", default=None)
+
+    def by_node(self) -> dict[str, MetaVictims]:
+        whole = {
+            node: MetaVictims.of([pod.metadata.uid for pod in each.pods or ()], each.violations)
+            for node, each in (self.victims or {}).items()
+        }
+        return whole | (self.meta_victims or {})
+
+
+class PreemptionResult(Struct, frozen=True):
+    victims: dict[str, MetaVictims] = field(name="NodeNameToMetaVictims")
+
+
 class FilterResult(Struct, frozen=True):
     """The nodes that fit, and the others by the text that says why not.
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from urllib.parse import parse_qs
 
 import structlog
 from msgspec import Struct
@@ -31,6 +32,8 @@ JOIN_TIMEOUT_S = 5.0
 BACKLOG = 128
 END_OF_HEAD = b"\r\n\r\n"
 CLOSE = "Connection: close\r\n"
+# The parameter of requests that change nothing, and its values: the one of Kubernetes' API is All.
+DRY_RUN, YES = "dryRun", ("true", "All")
 
 
 class Reply(Struct, frozen=True):
@@ -63,9 +66,14 @@ class ExtenderServer:
     """Serves handlers by method and path."""
 
     def __init__(
-        self, address: str, port: int, gets: Mapping[str, GetHandler], posts: Mapping[str, PostHandler]
+        self,
+        address: str,
+        port: int,
+        gets: Mapping[str, GetHandler],
+        posts: Mapping[str, PostHandler],
+        dry_runs: Mapping[str, PostHandler] | None = None,
     ) -> None:
-        self._gets, self._posts = dict(gets), dict(posts)
+        self._gets, self._posts, self._dry_runs = dict(gets), dict(posts), dict(dry_runs or {})
         self._socket = socket.create_server((address, port), backlog=BACKLOG)
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             # Inherited by every connection.
@@ -144,17 +152,29 @@ class ExtenderServer:
                 return
 
     def _reply(self, request: HttpRequest) -> Reply:
-        path = request.path.partition("?")[0]
+        path, _, query = request.path.partition("?")
         try:
             if request.method == "POST" and path in self._posts:
-                return self._posts[path](request.body)
+                return self._post_handler(path, query)(request.body)
             if request.method == "GET" and path in self._gets:
                 return self._gets[path]()
+        except InvalidRequest as error:
+            return error.reply
         except Exception as error:  # the outermost frame of a request
             self._log.exception("request_failed", path=path)
             return Reply(500, f"{type(error).__name__}: {error}\n".encode(), TEXT)
         known = ", ".join([*(f"GET {each}" for each in self._gets), *(f"POST {each}" for each in self._posts)])
         return Reply(404, f"not found: use {known}\n".encode(), TEXT)
+
+    def _post_handler(self, path: str, query: str) -> PostHandler:
+        """Return the handler of a path. A parameter that is not known must not turn a dry run into a real one."""
+        if not query:
+            return self._posts[path]
+        parameters = parse_qs(query, keep_blank_values=True)
+        if path not in self._dry_runs or parameters.keys() != {DRY_RUN} or parameters[DRY_RUN][-1] not in YES:
+            known = " or ".join(f"{each}?{DRY_RUN}=true" for each in self._dry_runs)
+            raise InvalidRequest(400, f"{query[:60]}: not known here; use {known}, or no parameters")
+        return self._dry_runs[path]
 
 
 def receive_request(connection: socket.socket, rest: bytes) -> tuple[HttpRequest, bytes] | None:

@@ -48,6 +48,7 @@ def kube_scheduler_configuration(configuration: Configuration) -> dict[str, Any]
                 "filterVerb": "filter",
                 "prioritizeVerb": "prioritize",
                 "bindVerb": "bind",
+                "preemptVerb": "preempt",
                 "weight": WEIGHT,
                 "nodeCacheCapable": True,
                 # An ignorable extender that fails would have its pods bound without a placement.

@@ -24,6 +24,7 @@ from vcuda.ledger import PodKey
 from vcuda.ledger_snapshot import LedgerSnapshot, decode_snapshot
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX
 from vcuda.namespace_policy import Mode
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota_usage import Charge, QuotaUsage
 from vcuda.request import PodRequest
 
@@ -44,6 +45,8 @@ class Grant(Struct, frozen=True):
     models: frozenset[str] | None = None
     pools: tuple[str, ...] | None = None
     refusals: Mapping[str, tuple[Reason, ...]] = {}
+    # Which nodes and GPUs its quotas prefer; None means as the configuration says.
+    placement: PlacementStrategy | None = None
 
 
 class LedgerCache:
@@ -125,15 +128,23 @@ class LedgerCache:
         """Return what the quota allows a pod, given the memory of the largest GPU of each model."""
         snapshot = self.snapshot(namespace)
         if not self.needs_charge(namespace, snapshot):
-            pools = snapshot.policy.pools if snapshot and namespace != self._system_namespace else None
-            return Grant(is_charged=True, pools=pools)
+            if snapshot is None or namespace == self._system_namespace:
+                return Grant(is_charged=True)
+            return Grant(is_charged=True, pools=snapshot.policy.pools, placement=snapshot.policy.placement or None)
         charge = self.wait_for_charge(namespace, pod)
         # Read again: the charge may have arrived with a newer one.
         snapshot = self.snapshot(namespace)
         if charge is None or snapshot is None:
             return Grant(is_charged=False)
         models, refusals = granted_models(snapshot, charge, PodDemand(request, unit_mib), cards)
-        return Grant(is_charged=True, models=models, pools=snapshot.policy.pools, refusals=refusals)
+        policy = snapshot.policy
+        return Grant(
+            is_charged=True,
+            models=models,
+            pools=policy.pools,
+            refusals=refusals,
+            placement=policy.placement or None,
+        )
 
 
 class TrialCharges:

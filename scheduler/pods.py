@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 
 from msgspec import field
 
 from cluster.objects import Metadata, Object, ObjectReference, Pod, PodStatus
 from vcuda.gpu_availability import GpuAvailability, GpuUsage
+from vcuda.host import Host, host_requests
 from vcuda.inventory import Gpu
 from vcuda.ledger import PodKey, pack_uid
 from vcuda.limits import admitted_options
@@ -20,6 +22,10 @@ from vcuda.request import PodRequest, request_held_by
 from vcuda.scheme import Scheme
 
 POD_SCHEDULED = "PodScheduled"
+# Labels that are kept of a pod: every GPU pod is cached, and tenants write them. The Eviction API reads all of them.
+MAX_LABELS = 64
+# The preemption policy of pods for which no others are evicted.
+NEVER = "Never"
 
 
 class SchedulerPod(Object, frozen=True, kw_only=True):
@@ -42,6 +48,14 @@ class SchedulerPod(Object, frozen=True, kw_only=True):
     has_ended: bool = False
     is_deleting: bool = False
     scheduling_failure: str = ""
+    # The node on which kube-scheduler, or the preemptor, has made room for it; and whether pods may be evicted for it.
+    nominated_node: str = ""
+    may_preempt: bool = True
+    # When it began to run, and its labels: for PodDisruptionBudgets.
+    started_s: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+    # What it requests of the node's own CPU and memory.
+    host: Host = Host()
 
     @property
     def uid(self) -> str:
@@ -67,9 +81,26 @@ class SchedulerPod(Object, frozen=True, kw_only=True):
         return ObjectReference("v1", "Pod", metadata.namespace, metadata.name, metadata.uid)
 
 
+class OtherPod(Object, frozen=True, kw_only=True):
+    """A bound pod without GPUs: it takes CPU and memory from those with GPUs."""
+
+    node: str
+    host: Host
+
+
 def scheduler_pod_of(pod: Pod, scheme: Scheme) -> SchedulerPod | None:
     """Reduce a pod of the cluster; None if it requests no GPU, or is the mirror of a static pod."""
     return reduce_pod(pod.metadata, pod.spec, pod.status, scheme)
+
+
+def cached_pod_of(pod: Pod, scheme: Scheme) -> SchedulerPod | OtherPod | None:
+    """Reduce a pod of the cluster; None if it neither requests GPUs nor takes anything of a node."""
+    gpu_pod = scheduler_pod_of(pod, scheme)
+    if gpu_pod is not None:
+        return gpu_pod
+    if not pod.spec.node_name or pod.status.has_ended:
+        return None
+    return OtherPod(metadata=pod.metadata.identity(), node=pod.spec.node_name, host=host_requests(pod.spec))
 
 
 def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Scheme) -> SchedulerPod | None:
@@ -77,11 +108,11 @@ def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Sch
     request = request_held_by(spec, annotations, scheme)
     if not request.is_gpu or MIRROR_ANNOTATION in annotations:
         return None
-    created = metadata.creation_timestamp
     failures = [each for each in status.conditions if each.type == POD_SCHEDULED and each.status == "False"]
     return SchedulerPod(
         metadata=metadata.identity(),
-        key=pack_uid(metadata.uid),
+        # A pod that does not exist yet has none.
+        key=pack_uid(metadata.uid) if metadata.uid else "",
         request=request,
         options=admitted_options(annotations, scheme),
         node=spec.node_name or "",
@@ -90,11 +121,20 @@ def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Sch
         owner=next((each.uid for each in metadata.owner_references if each.controller), ""),
         scheduler=spec.scheduler_name or "",
         priority=spec.priority or 0,
-        created_s=datetime.fromisoformat(created).timestamp() if created else 0.0,
+        created_s=seconds_of(metadata.creation_timestamp),
         has_ended=status.has_ended,
         is_deleting=metadata.deletion_timestamp is not None,
         scheduling_failure=f"{failures[0].reason}: {failures[0].message}" if failures else "",
+        nominated_node=status.nominated_node_name,
+        may_preempt=spec.preemption_policy != NEVER,
+        started_s=seconds_of(status.start_time),
+        labels=dict(islice(metadata.labels.items(), MAX_LABELS)),
+        host=host_requests(spec),
     )
+
+
+def seconds_of(timestamp: str | None) -> float:
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
 
 
 def bound_usage(pod: SchedulerPod, gpus: Sequence[GpuAvailability], unit_mib: int) -> dict[str, GpuUsage]:

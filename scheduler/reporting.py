@@ -11,6 +11,10 @@ from vcuda.placement import PlacedSlices
 UNCHARGED = "the pod is not charged to the GPU quota of its namespace yet"
 
 
+def pods_of_lower_priority(count: int) -> str:
+    return "1 pod of lower priority" if count == 1 else f"{count} pods of lower priority"
+
+
 class Reporter:
     def __init__(self, decisions: PlacementLog, events: PodEvents) -> None:
         self._decisions, self._events = decisions, events
@@ -27,6 +31,24 @@ class Reporter:
         self._decisions.record(pod, "filter", "refused", summary, nodes=nodes)
         lasting = frozenset(shortage if shortage and each.is_shortage else each for each in problems)
         self._events.record_waiting(pod, "InsufficientGPUs", summary, lasting)
+
+    def report_preempting(self, pod: SchedulerPod, node: str, count: int) -> None:
+        message = f"evicting {pods_of_lower_priority(count)} from node {node} to make room"
+        self._decisions.record(pod, "preempt", "evicting", message, node=node)
+        self._events.record(pod, "Preempting", message)
+
+    def report_preemptable(self, pod: SchedulerPod, node: str, count: int) -> None:
+        """Say that an eviction would help, which kube-scheduler does not find and the configuration does not allow."""
+        message = (
+            f"evicting {pods_of_lower_priority(count)} from node {node} would make room, but kube-scheduler counts "
+            "resources of nodes, not of GPUs, and finds none to evict; an administrator can set scheduler.evicts"
+        )
+        self._decisions.record(pod, "preempt", "possible", message, node=node)
+        self._events.record_waiting(pod, "PreemptionPossible", message, frozenset())
+
+    def report_evicted(self, victim: SchedulerPod, preemptor: SchedulerPod, node: str) -> None:
+        # As kube-scheduler's own event: the preemptor's name may be another tenant's.
+        self._events.record(victim, "Preempted", f"Preempted by pod {preemptor.uid} on node {node}")
 
     def report_bound(self, pod: SchedulerPod, node: str, placed: PlacedSlices) -> None:
         gpus = sorted({each.uuid for slices in placed.values() for each in slices})

@@ -26,6 +26,7 @@ from vcuda.names import Names
 from vcuda.node_fit import NodeFitter
 from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, placed_model
+from vcuda.placement_strategies import PlacementStrategy
 
 # kube-scheduler requeues most pods itself, within milliseconds of the event that made room. This long is left to it.
 DELAY_S = 0.2
@@ -128,7 +129,14 @@ class Requeuer:
 
     def _has_room(self, pod: SchedulerPod, node: str) -> bool:
         query = self._query(pod)
-        return query is not None and not self._state.fit(query, [node]).problems.any()
+        if query is None:
+            return False
+        try:
+            # What the pod is nominated for is free for itself.
+            self._state.place(query, node, pod.uid)
+        except InsufficientGpus:
+            return False
+        return True
 
     def _search_on(self, candidates: list[Candidate]) -> list[Candidate]:
         """Continue the search for pods of which some nodes were not searched; returns all that can be tried now.
@@ -167,8 +175,10 @@ class Requeuer:
         return [(waiting.pod, self._choose_node(trial, waiting.pod, nodes)) for waiting, nodes in candidates]
 
     def _choose_node(self, trial: "Trial", pod: SchedulerPod, nodes: list[str] | None) -> str:
+        if (nomination := self._state.nomination(pod.uid)) is not None:
+            return nomination.node if self._has_room(pod, nomination.node) else ""
         # What its quota allows is looked up only where there is room: with many waiting pods, that takes the most time.
-        if not trial.has_room(pod, nodes, self._extender.query(pod, ANY_MODEL)):
+        if not trial.has_room(pod, nodes, self._trial_query(pod, ANY_MODEL)):
             return ""
         query = self._query(pod)
         return trial.take_best(pod, nodes, query) if query is not None else ""
@@ -177,7 +187,11 @@ class Requeuer:
         """Return what is asked for a pod; None if its quota allows nothing."""
         grant = self._extender.grant(pod)
         is_allowed = grant.is_charged and (grant.models is None or bool(grant.models))
-        return self._extender.query(pod, grant) if is_allowed else None
+        return self._trial_query(pod, grant) if is_allowed else None
+
+    def _trial_query(self, pod: SchedulerPod, grant: Grant) -> FitQuery:
+        # It only matters whether there is a node, and this strategy needs no estimates of what nodes will still take.
+        return replace(self._extender.query(pod, grant), strategy=PlacementStrategy.BINPACK)
 
     def _requeue(self, pod: SchedulerPod) -> int:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

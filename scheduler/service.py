@@ -25,36 +25,49 @@ from ledger.ledger_store import LedgerStore
 from scheduler.binding import Binder, BindFailed
 from scheduler.cluster_state import ClusterState
 from scheduler.decisions import PATH, PlacementLog, list_decisions
+from scheduler.disruption_budgets import DisruptionBudgets
+from scheduler.dry_run import DryRun
+from scheduler.evicting import Evictor
 from scheduler.explaining import explanation_queue
 from scheduler.extender import Extender
 from scheduler.extender_api import (
     BindingResult,
     FilterResult,
+    PreemptionArgs,
+    PreemptionResult,
     decode_args,
     decode_binding,
+    decode_body,
     encode_filter_result,
     encode_priorities,
 )
 from scheduler.http_server import ExtenderServer, Reply
 from scheduler.leadership import LeaseObserver
 from scheduler.ledgers import LedgerCache
+from scheduler.load_polling import LoadPoller
 from scheduler.metrics import Metrics
 from scheduler.pod_events import PodEvents
-from scheduler.pods import SchedulerPod, scheduler_pod_of
+from scheduler.pods import OtherPod, SchedulerPod, cached_pod_of
+from scheduler.preemption import PreemptionPlanner
 from scheduler.reporting import Reporter
 from scheduler.requeuing import Requeuer
 from scheduler.waiting_pods import WaitingPods
-from settings.configuration import Configuration
+from scheduler.workload_learning import WorkloadLearning
+from scheduler.workload_store import WorkloadStore
+from settings.configuration import Configuration, SchedulerSettings
 from settings.probes import TEXT, Probes
 from vcuda.decision import BadRequest, Unavailable
+from vcuda.learning import WorkloadLearner
 from vcuda.names import SCHEDULER, names_for
+from vcuda.recent import keep_recent
 from vcuda.scheme import build_scheme
 
 # Under the prefix of kube-scheduler's configuration; `predicates` and `priorities` are the names of the Policy file.
 FILTER_PATHS = ("/scheduler/filter", "/scheduler/predicates")
 PRIORITIZE_PATHS = ("/scheduler/prioritize", "/scheduler/priorities")
-BIND_PATH = "/scheduler/bind"
+BIND_PATH, PREEMPT_PATH = "/scheduler/bind", "/scheduler/preempt"
 TICK_S = 0.5
+MAX_RESTORED = 1000
 # A filter must not wait 5 ms, Python's default, for a thread that decodes a list of pods.
 SWITCH_INTERVAL_S = 0.0005
 # The caches are long-lived: with Python's defaults, traversing them again and again delays answers by tens of ms.
@@ -72,7 +85,10 @@ class Service:
             names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies
         )
         self._clock, self._log = clock, structlog.get_logger()
-        self.state = ClusterState(scheme.unit_mib, clock)
+        learner = WorkloadLearner()
+        self.state = ClusterState(scheme.unit_mib, clock, learner.estimate)
+        store = WorkloadStore(cluster, configuration.system_namespace)
+        self.learning = WorkloadLearning(learner, self.state, store, scheme.unit_mib, self.is_active)
         self.waiting = WaitingPods(clock, settings.max_backoff_s)
         self.ledgers = LedgerCache(cluster, configuration.system_namespace, configuration.mode, clock)
         self.decisions = PlacementLog()
@@ -104,10 +120,13 @@ class Service:
             ledgers=self.ledgers,
             is_active=self.is_active,
         )
+        self._build_preemption(cluster, settings, reporter)
+        self.dry_run = DryRun(scheme, self.extender, self.state)
+        self.load = self._load_poller(configuration)
         self.explanations = explanation_queue(self.extender, self.is_active)
         # The casts: an informer with `convert` caches other objects than the API server sends for its kind.
-        self.pods: Informer[SchedulerPod] = Informer(
-            cluster, cast("Kind[SchedulerPod]", PODS), convert=lambda pod: scheduler_pod_of(pod, scheme)
+        self.pods: Informer[SchedulerPod | OtherPod] = Informer(
+            cluster, cast("Kind[SchedulerPod | OtherPod]", PODS), convert=lambda pod: cached_pod_of(pod, scheme)
         )
         self.nodes: Informer[GpuNode] = Informer(
             cluster, cast("Kind[GpuNode]", NODES), convert=lambda node: gpu_node_of(node, scheme)
@@ -128,7 +147,41 @@ class Service:
             self.not_ready,
             routes={PATH: partial(list_decisions, self.decisions, CachedAuthorizer(cluster))},
         )
-        self.server = ExtenderServer(
+        self.server = self._extender_server(settings)
+        # Tried once: a pod that could not be placed again is filtered like any other.
+        self._restored: dict[tuple[str, str], None] = {}
+        self._wire()
+        self.ending = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="claims", daemon=True)
+
+    def _build_preemption(self, cluster: Cluster, settings: SchedulerSettings, reporter: Reporter) -> None:
+        self.budgets = DisruptionBudgets(cluster)
+        self.planner = PreemptionPlanner(self.extender, self.state, self.budgets)
+        self.evictor = Evictor(
+            cluster,
+            planner=self.planner,
+            state=self.state,
+            extender=self.extender,
+            waiting=self.waiting,
+            reporter=reporter,
+            is_active=self.is_active,
+            is_enabled=settings.evicts,
+        )
+
+    def _load_poller(self, configuration: Configuration) -> LoadPoller | None:
+        settings = configuration.scheduler
+        if not settings.load_aware:
+            return None
+        return LoadPoller(
+            self.state,
+            port=configuration.monitor.port,
+            busy_percent=settings.busy_percent,
+            interval_s=settings.load_interval_s,
+            is_active=self.is_active,
+        )
+
+    def _extender_server(self, settings: SchedulerSettings) -> ExtenderServer:
+        return ExtenderServer(
             settings.address,
             settings.port,
             {"/healthz": self._health, "/metrics": self._metrics, "/version": lambda: Reply(200, b"quotient\n", TEXT)},
@@ -136,21 +189,23 @@ class Service:
                 **dict.fromkeys(FILTER_PATHS, lambda body: self._answer("filter", self._filter, body)),
                 **dict.fromkeys(PRIORITIZE_PATHS, lambda body: self._answer("prioritize", self._prioritize, body)),
                 BIND_PATH: lambda body: self._answer("bind", self._bind, body),
+                PREEMPT_PATH: lambda body: self._answer("preempt", self._preempt, body),
             },
+            dict.fromkeys(FILTER_PATHS, lambda body: self._answer("dry-run", self._dry_run, body)),
         )
-        self._wire()
-        self.ending = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="claims", daemon=True)
 
     def _wire(self) -> None:
         self.state.on_room = self.requeuer.note_room
+        self.extender.on_refused = self.evictor.note_refused
         self.extender.on_missed_event = self.requeuer.wake
         self.requeuer.on_requeued = self.metrics.requeued.inc
         self.state.on_gone = self._forget
         self.state.on_unschedulable = self._explain
         self.ledgers.on_change = self.requeuer.note_ledger
         self.nodes.on_change(self.state.handle_node)
-        self.pods.on_change(self.state.handle_pod)
+        self.pods.on_change(self._handle_pod)
+        self.extender.on_pod = self.learning.note_pod
+        self.state.on_departure = self.learning.note_departure
 
     def start(self) -> "Service":
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -160,9 +215,13 @@ class Service:
         self.committer.start()
         if self.lease is not None:
             self.lease.start()
-        for informer in (self.nodes, self.ledgers.informer, self.pods):
+        for informer in (self.nodes, self.ledgers.informer, self.pods, self.budgets.informer):
             informer.start()
+        self.evictor.start()
+        if self.load is not None:
+            self.load.start()
         self.requeuer.start()
+        self.learning.start()
         self.explanations.start()
         self._ticker.start()
         self.server.start()
@@ -174,10 +233,14 @@ class Service:
         self.server.stop()
         self.binder.stop()
         self.requeuer.stop()
+        self.evictor.stop()
+        if self.load is not None:
+            self.load.stop()
+        self.learning.stop()
         self.explanations.stop()
         if self.lease is not None:
             self.lease.stop()
-        for informer in (self.pods, self.nodes, self.ledgers.informer):
+        for informer in (self.pods, self.nodes, self.ledgers.informer, self.budgets.informer):
             informer.stop()
         self.committer.stop()
         self.events.queue.stop()
@@ -193,7 +256,8 @@ class Service:
 
     @property
     def synced(self) -> bool:
-        return self.nodes.synced and self.pods.synced and self.ledgers.informer.synced
+        informers = (self.nodes, self.pods, self.ledgers.informer, self.budgets.informer)
+        return all(informer.synced for informer in informers)
 
     def is_active(self) -> bool:
         """Whether this replica answers: it knows the cluster, and the kube-scheduler of its pod leads."""
@@ -202,9 +266,14 @@ class Service:
     def not_live(self) -> list[str]:
         """Return why the process should be restarted; empty if it should not."""
         parts = {
-            "an informer": all(each.alive for each in (self.nodes, self.pods, self.ledgers.informer)),
+            "an informer": all(
+                each.alive for each in (self.nodes, self.pods, self.ledgers.informer, self.budgets.informer)
+            ),
             "the ledger committer": self.committer.alive,
             "the requeuer": self.requeuer.alive,
+            "the evictor": self.evictor.alive,
+            "the load poller": self.load is None or self.load.alive,
+            "the workload learning": self.learning.alive,
             "the lease observer": self.lease is None or self.lease.alive,
             "the events": self.events.queue.alive,
             "the explainer": self.explanations.alive,
@@ -216,6 +285,18 @@ class Service:
     def not_ready(self) -> list[str]:
         """Return what is missing until this replica could answer; a standby is ready, too."""
         return [] if self.synced else ["the caches are not synced yet"]
+
+    def _handle_pod(self, old: SchedulerPod | OtherPod | None, new: SchedulerPod | OtherPod | None) -> None:
+        if isinstance(new or old, SchedulerPod):
+            self.state.handle_pod(cast("SchedulerPod | None", old), cast("SchedulerPod | None", new))
+            return
+        before, after = cast("OtherPod | None", old), cast("OtherPod | None", new)
+        self.state.handle_other_pod(before, after)
+        # Those of the first list were counted by the process before this one.
+        if self.pods.synced and before is None and after is not None:
+            self.learning.note_other_pod(after)
+        elif before is not None and after is None and before.node in self.state.table:
+            self.learning.note_departure()
 
     def _forget(self, uid: str) -> None:
         self.waiting.remove(uid)
@@ -231,9 +312,21 @@ class Service:
             try:
                 for claim in self.state.expire_claims():
                     self._log.warning("claim_expired", pod=claim.pod.title, node=claim.node)
+                self._restore_nominations()
+                for nomination in self.state.expire_nominations():
+                    self._log.warning("nomination_expired", pod=nomination.pod.title, node=nomination.node)
                 self.binder.settle()
             except Exception:  # the outermost frame of the thread: it has to continue
                 self._log.exception("tick_failed")
+
+    def _restore_nominations(self) -> None:
+        """Nominate pods again for which a process before this one made room."""
+        if not self.is_active():
+            return
+        for pod in self.state.unbound_nominated():
+            if (pod.uid, pod.nominated_node) not in self._restored:
+                self.planner.restore(pod)
+                keep_recent(self._restored, (pod.uid, pod.nominated_node), None, MAX_RESTORED)
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -280,8 +373,15 @@ class Service:
             result = FilterResult(error=str(error))
         return encode_filter_result(result, args.whole_nodes)
 
+    def _dry_run(self, body: bytes) -> bytes:
+        args = decode_args(body)
+        return encode_filter_result(self.dry_run.filter(args), args.whole_nodes)
+
     def _prioritize(self, body: bytes) -> bytes:
         return encode_priorities(*self.extender.prioritize(decode_args(body)))
+
+    def _preempt(self, body: bytes) -> bytes:
+        return msgspec.json.encode(PreemptionResult(self.planner.answer(decode_body(body, PreemptionArgs))))
 
     def _bind(self, body: bytes) -> bytes:
         try:

@@ -41,7 +41,12 @@ scheduler:
   opsPort: 8080             # HTTP: /livez, /readyz, /metrics and /decisions
   lease: quotient-scheduler # answer while our pod's kube-scheduler holds this Lease in systemNamespace; empty: always
   identity: ""              # what the holder of that Lease begins with; empty: the host name
-  policy: binpack           # binpack | spread: which nodes and GPUs are preferred
+  policy: fragmentation     # fragmentation | binpack | spread | topology: which nodes and GPUs are preferred, see
+                            # docs/placement.md; to compare with: fgd | bestfit | random
+  evicts: false             # evict pods of lower priority where kube-scheduler finds none: see docs/scheduler.md
+  loadAware: false          # rank GPUs last whose measured utilization is busyPercent or more
+  busyPercent: 80
+  loadIntervalS: 15         # time between two reads of the node plugins' /usage, with loadAware
   claimTimeoutS: 60         # how long a filtered pod holds its GPUs until it is bound
   volumeTimeoutS: 660       # the same, for pods with volumes or resource claims, which kube-scheduler may wait for
   bindTimeoutS: 20          # for a binding with all retries; shorter than kube-scheduler's timeout for the extender
@@ -59,7 +64,7 @@ nodePlugin:
   driverRoot: ""            # where the driver is on the host; empty: installed, or in /run/nvidia/driver
   injection: auto           # native | cdi | nvidia-runtime | auto (cdi if runtime and kubelet support it, else native)
   cdi: /var/run/cdi         # folder of CDI specifications
-  policy: binpack           # binpack | spread: placement of shares that the scheduler did not place
+  policy: binpack           # the same, for shares that the scheduler did not place
   health:
     pollS: 5                # time between two checks of a card
     recoverAfterS: 60       # a card is healthy again after this time without an error
@@ -159,7 +164,11 @@ class SchedulerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fiel
     ops_port: Port = 8080
     lease: str = SCHEDULER
     identity: str = ""
-    policy: PlacementStrategy = PlacementStrategy.BINPACK
+    policy: PlacementStrategy = PlacementStrategy.FRAGMENTATION
+    evicts: bool = False
+    load_aware: bool = False
+    busy_percent: Annotated[int, Meta(ge=1, le=100)] = 80
+    load_interval_s: PositiveSeconds = 15
     claim_timeout_s: PositiveSeconds = 60
     volume_timeout_s: PositiveSeconds = 660
     bind_timeout_s: PositiveSeconds = 20

@@ -23,6 +23,7 @@ settings.load_profile("quotient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--traces", type=Path, help="folder with the lists of the trace gpu-v2023, see docs/placement.md")
     parser.addoption("--results", type=Path, help="write outcome and duration of each test here, with commit and seed")
 
 

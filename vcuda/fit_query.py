@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vcuda.cost_ranking import RankingContext, ranking_for
 from vcuda.gpu_availability import GpuAvailability
+from vcuda.host import UNLIMITED, Host
 from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, PlacedSlices, SearchBudget, place_pod, required_memory_mib
-from vcuda.placement_strategies import PlacementStrategy
+from vcuda.placement_costs import PlacementCosts
+from vcuda.placement_strategies import BusyLast, PlacementStrategy
 from vcuda.pod_options import NO_OPTIONS, PodOptions
 from vcuda.request import ContainerRequest, PodRequest, Role
 from vcuda.vocabulary import CORES_PER_CARD, Share
@@ -18,6 +21,7 @@ class FitQuery(Struct, frozen=True):
     """A pod to be placed. `granted` are the models that its quota allows; None allows all, like `pools`.
 
     `excluded` are nodes, or some of their GPUs, that other members of its workload use: by node, None for all GPUs.
+    `host` is what the pod requests of the node's own CPU and memory, and `seed` that of the strategy `random`.
     """
 
     request: PodRequest
@@ -27,6 +31,12 @@ class FitQuery(Struct, frozen=True):
     pools: tuple[str, ...] | None = None
     excluded: Mapping[str, Sequence[str] | None] = {}
     strategy: PlacementStrategy = PlacementStrategy.BINPACK
+    host: Host = Host()
+    # Whether nodes without so much CPU and memory are excluded: kube-scheduler has done that for those it asks about.
+    checks_host: bool = False
+    seed: str = ""
+    # Whether GPUs that are measured to be busy come last.
+    avoids_busy: bool = False
 
     def excludes(self, node: str, placed: PlacedSlices) -> bool:
         """Whether other members of the workload use the node, or GPUs of this placement."""
@@ -37,7 +47,8 @@ class FitQuery(Struct, frozen=True):
 def class_key(query: FitQuery) -> tuple[object, ...]:
     """Return what equal pods have in common; the names of their containers may differ."""
     shape = tuple((each.role, each.share) for each in query.request.containers)
-    return shape, query.options, query.granted, query.pools, query.strategy
+    how = query.strategy, query.checks_host, query.seed, query.avoids_busy
+    return shape, query.options, query.granted, query.pools, query.host, *how
 
 
 def merge_containers(query: FitQuery) -> FitQuery | None:
@@ -67,9 +78,18 @@ def needs_search(query: FitQuery) -> bool:
 
 
 def place_on_node(
-    query: FitQuery, name: str, gpus: Sequence[GpuAvailability], budget: SearchBudget | None = None
+    query: FitQuery,
+    name: str,
+    gpus: Sequence[GpuAvailability],
+    budget: SearchBudget | None = None,
+    *,
+    costs: PlacementCosts | None = None,
+    free: Host = UNLIMITED,
 ) -> PlacedSlices:
-    """Choose GPUs of a node, of those that quota and workload leave to the pod; raises InsufficientGpus."""
+    """Choose GPUs of a node, of those that quota and workload leave to the pod; raises InsufficientGpus.
+
+    `free` is what is free of the node's own CPU and memory.
+    """
     excluded = query.excluded.get(name, ())
     allowed = [
         each
@@ -80,11 +100,13 @@ def place_on_node(
     ]
     if gpus and not allowed:
         raise InsufficientGpus((NodeProblem.QUOTA if excluded == () else NodeProblem.MEMBERS).text)
+    context = RankingContext(costs, free, query.host, query.unit_mib, query.seed)
+    ranking = ranking_for(query.strategy, context)
     return place_pod(
         query.request,
         allowed,
         unit_mib=query.unit_mib,
         options=query.options,
-        strategy=query.strategy,
+        ranking=BusyLast(ranking) if query.avoids_busy else ranking,
         budget=budget,
     )

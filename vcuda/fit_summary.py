@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from vcuda.allowed_gpus import may_use_model
 from vcuda.decision import Reason
 from vcuda.fit_query import FitQuery
 from vcuda.memory_units import describe_mib
 from vcuda.node_fit import NodeFits
 from vcuda.node_problem import NodeProblem
-from vcuda.placement import may_use_model
 from vcuda.request import ContainerRequest, share_memory_mib
 from vcuda.view_fit import BestFree
 

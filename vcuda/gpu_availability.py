@@ -19,6 +19,8 @@ class GpuAvailability(Struct, frozen=True):
     free_cores: int
     free_memory_mib: int
     unavailable_reason: str = ""
+    # Whether its pods use it so much that others should rather not be added; only set where that is measured.
+    is_busy: bool = False
 
     @property
     def is_unused(self) -> bool:

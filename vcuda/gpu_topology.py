@@ -15,6 +15,9 @@ NVLINK = "nvlink"
 # How many sets are ranked for one container: 2000 take 15 ms. All 12870 sets of 8 of 16 GPUs would take 160 ms.
 MAX_SETS = 2000
 
+# The rank of the link between every two of some GPUs, which are known by their positions.
+LinkRanks = tuple[tuple[int, ...], ...]
+
 
 def best_sets(gpus: Sequence[Gpu], wanted: int) -> Iterable[tuple[Gpu, ...]]:
     """Return sets of `wanted` GPUs, the best connected first; among equals, those that leave the others best connected.
@@ -22,28 +25,41 @@ def best_sets(gpus: Sequence[Gpu], wanted: int) -> Iterable[tuple[Gpu, ...]]:
     All sets, or the first `MAX_SETS` where all GPUs are connected alike. Where more sets than that differ, one set
     grown from each GPU.
     """
-    topology = GpuTopology(gpus)
-    if topology.is_uniform:
-        # As behind an NVSwitch: there is nothing to compare, so the lowest indexes come first.
-        return (tuple(chosen) for chosen in islice(combinations(gpus, wanted), MAX_SETS))
-    positions = range(len(gpus))
-    sets: Iterable[tuple[int, ...]]
-    if comb(len(gpus), wanted) <= MAX_SETS:
-        sets = combinations(positions, wanted)
-    else:
-        sets = {topology.grow_set(seed, wanted) for seed in positions}
-    return (tuple(gpus[each] for each in chosen) for chosen in sorted(sets, key=topology.rank_set))
+    return (tuple(gpus[each] for each in chosen) for chosen in GpuTopology(link_ranks(gpus)).best_sets(wanted))
+
+
+def link_ranks(gpus: Sequence[Gpu]) -> LinkRanks:
+    return tuple(
+        tuple(link_rank(link_between(one, other)) if one is not other else 0 for other in gpus) for one in gpus
+    )
+
+
+def slowest_link(ranks: LinkRanks, wanted: int) -> int:
+    """Return the rank of the slowest link of the best set of GPUs."""
+    best = next(iter(GpuTopology(ranks).best_sets(wanted)))
+    return min((ranks[one][other] for one, other in combinations(best, 2)), default=0)
 
 
 class GpuTopology:
-    """The rank of the link between every two of some GPUs, which are known by their positions in the sequence."""
+    """The links between some GPUs, which are known by their positions."""
 
-    def __init__(self, gpus: Sequence[Gpu]) -> None:
-        self._ranks = [
-            [link_rank(link_between(one, other)) if one is not other else 0 for other in gpus] for one in gpus
-        ]
+    def __init__(self, ranks: LinkRanks) -> None:
+        self._ranks = ranks
         self._sums = [sum(row) for row in self._ranks]
         self._total = sum(self._sums) // 2
+
+    def best_sets(self, wanted: int) -> Iterable[tuple[int, ...]]:
+        """Return sets of positions, the best first; see the function of this name."""
+        positions = range(len(self._ranks))
+        if self.is_uniform:
+            # As behind an NVSwitch: there is nothing to compare, so the lowest indexes come first.
+            return islice(combinations(positions, wanted), MAX_SETS)
+        sets: Iterable[tuple[int, ...]]
+        if comb(len(positions), wanted) <= MAX_SETS:
+            sets = combinations(positions, wanted)
+        else:
+            sets = {self.grow_set(seed, wanted) for seed in positions}
+        return sorted(sets, key=self.rank_set)
 
     @property
     def is_uniform(self) -> bool:

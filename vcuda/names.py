@@ -18,6 +18,8 @@ SCHEDULER = "quotient-scheduler"
 # per governed namespace; only the quota status is written to the governed namespace itself.
 LEDGER_PREFIX, LEDGER_LABEL, LEDGER_KEY = "ledger.", f"{API_GROUP}/ledger", "ledger"
 CATALOGUE, CATALOGUE_KEY = "gpu-catalogue", "cards"
+# What the scheduler has learned of the workload, in the system namespace.
+WORKLOAD_CONFIG_MAP, WORKLOAD_KEY = "gpu-workload", "workload"
 LEDGER_REGISTRY, LEDGER_REGISTRY_KEY = "known-ledgers", "namespaces"
 QUOTA_STATUS, STATUS_LABEL, STATUS_KEY = "gpu-quota-status", f"{API_GROUP}/quota-status", "status.yaml"
 # Other objects of Quotient. A component's Deployment, service account, Lease and events share one name.
@@ -178,6 +180,11 @@ class Names:
     def spread_members(self) -> str:
         """Pod annotation: `gpu` or `node`, of which no two pods of the same workload share one."""
         return self._under("spread-members")
+
+    @cached_property
+    def placement_policy(self) -> str:
+        """Pod annotation: which nodes and GPUs are preferred for the pod."""
+        return self._under("placement-policy")
 
     @cached_property
     def requeue(self) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.vocabulary import CORES_PER_CARD
 
 
@@ -35,6 +36,9 @@ class NamespacePolicy(Struct, frozen=True):
     pools: tuple[str, ...] | None = None
     core_limit: CoreLimitPolicy = CoreLimitPolicy()
     mode: Mode | None = None
+    # Which nodes and GPUs are preferred; unset means as the cluster's configuration says. Ledgers store it only where
+    # it is set, because older releases wrote none.
+    placement: PlacementStrategy | UnsetType = UNSET
 
     def effective_mode(self, cluster_mode: Mode) -> Mode:
         """Return the mode in force: the namespace's own, or the cluster's where its quotas set none."""
@@ -54,6 +58,8 @@ def combine_policies(policies: Sequence[NamespacePolicy]) -> NamespacePolicy:
                 min(combined.core_limit.max, other.core_limit.max),
             ),
             mode=stricter_mode(combined.mode, other.mode),
+            # None is stricter than another: the first quota that sets one applies.
+            placement=combined.placement or other.placement,
         )
     return combined
 

@@ -11,9 +11,13 @@ import numpy as np
 from msgspec import Struct
 
 from vcuda.fit_query import FitQuery, class_key, merge_containers, needs_search, place_on_node
+from vcuda.gpu_availability import GpuAvailability
 from vcuda.gpu_table import SMALL_PART, Columns, Flags, GpuTable, Names, Numbers
+from vcuda.host import Host
 from vcuda.node_problem import NodeProblem
-from vcuda.placement import InsufficientGpus, SearchBudget
+from vcuda.placement import InsufficientGpus, PlacedSlices, SearchBudget
+from vcuda.placement_costs import PlacementCosts, WorkloadEstimate, prior_estimate
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.recent import keep_recent
 from vcuda.request import MAX_GPU_CONTAINERS
 from vcuda.view_fit import BestFree, ViewFit, fit_view
@@ -26,6 +30,8 @@ CONTAINERS_PER_STEP = 4
 MAX_SEARCHED_CLASSES = 32
 # Ties are broken by the order of names: for up to a million nodes.
 NAME_BITS = 20
+# Strategies whose keys change with the workload.
+USES_COSTS = (PlacementStrategy.FRAGMENTATION, PlacementStrategy.TOPOLOGY, PlacementStrategy.FGD)
 # Kinds of pods whose results are kept; with 20,000 nodes each takes 300 kB.
 MAX_CLASSES = 128
 
@@ -61,13 +67,17 @@ class ClassFits(Struct):
     problems: Numbers
     keys: Numbers
     change: int
+    # The version of the costs that the keys depend on.
+    costs: int
+    query: FitQuery
 
 
 class NodeFitter:
     """Decides about the nodes of a table, and keeps the results of nodes that do not change. Not thread-safe."""
 
-    def __init__(self, table: GpuTable) -> None:
-        self._table = table
+    def __init__(self, table: GpuTable, estimate: WorkloadEstimate | None = None) -> None:
+        self._table, self._estimate = table, estimate or prior_estimate()
+        self._costs = PlacementCosts(table, self._estimate)
         self._classes: dict[tuple[object, ...], ClassFits] = {}
         self._searched: dict[tuple[object, ...], ClassSearch] = {}
         self._searches = 0
@@ -82,6 +92,41 @@ class NodeFitter:
             self._search(query, fits, is_sure)
         return fits
 
+    def queries(self) -> list[FitQuery]:
+        """Return a query of each kind of pods whose results are kept, those that were used last first."""
+        return [each.query for each in reversed(self._classes.values())]
+
+    def prepare(self, query: FitQuery) -> None:
+        """Compute the results for a kind of pods."""
+        self._class_fits(query)
+
+    def adopt(self, prepared: "NodeFitter") -> None:
+        """Take over what was prepared on a copy of the table, for the workload that the estimate has now."""
+        self._classes, self._costs = prepared._classes, prepared._costs  # noqa: SLF001 - of the same class
+        self._costs.attach(self._table, self._estimate)
+
+    def best_node(self, query: FitQuery) -> str:
+        """Return the best of all nodes for a pod with at most one container; empty if none fits."""
+        found, order = self._class_fits(query), self._table.name_order()
+        fitting = np.flatnonzero(found.problems == NodeProblem.NONE)
+        if not len(fitting):
+            return ""
+        best = fitting[np.argmin((found.keys[fitting] << NAME_BITS) | order[fitting])]
+        return self._table.name_in(int(best))
+
+    def place(
+        self,
+        query: FitQuery,
+        name: str,
+        gpus: Sequence[GpuAvailability] | None = None,
+        *,
+        budget: SearchBudget | None = None,
+    ) -> PlacedSlices:
+        """Choose GPUs of a node; raises InsufficientGpus. `gpus` are what is free there, if not what the table says."""
+        available = self._table.available_gpus(name) if gpus is None else gpus
+        free = Host(*self._table.host(name)) if name in self._table else Host()
+        return place_on_node(query, name, available, budget, costs=self._costs, free=free)
+
     def _fit(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
         if SMALL_PART * len(columns) > len(self._table):
             return self._fit_all(query, columns, names)
@@ -91,7 +136,7 @@ class NodeFitter:
         known = columns >= 0
         problems, keys, order = (np.zeros(len(names), np.int64) for _ in range(3))
         problems[~known] = NodeProblem.NODE_UNKNOWN
-        problems[known], keys[known] = fit_view(self._table, self._table.view(columns[known]), query)
+        problems[known], keys[known] = fit_view(self._table, self._table.view(columns[known]), query, self._costs)
         order[known] = self._table.name_order()[columns[known]]
         return NodeFits(names, columns, problems, keys, order)
 
@@ -106,14 +151,19 @@ class NodeFitter:
         """Return the results of all columns; only those that changed since the last equal pod are computed."""
         table = self._table
         if query.excluded:
-            return ClassFits(*fit_view(table, table.view(), query), table.changes)
+            return ClassFits(*fit_view(table, table.view(), query, self._costs), table.changes, 0, query)
+        uses_costs = query.strategy in USES_COSTS
+        if uses_costs:
+            self._costs.refresh()
         key = class_key(query)
         found = self._classes.get(key)
         changed = table.changed_since(found.change if found is not None else 0)
-        if found is None or SMALL_PART * len(changed) > table.width or len(found.keys) < table.width:
-            found = ClassFits(*fit_view(table, table.view(), query), table.changes)
+        version = self._costs.version if uses_costs else 0
+        is_outdated = found is None or found.costs != version or len(found.keys) < table.width
+        if found is None or is_outdated or SMALL_PART * len(changed) > table.width:
+            found = ClassFits(*fit_view(table, table.view(), query, self._costs), table.changes, version, query)
         elif len(changed):
-            found.problems[changed], found.keys[changed] = fit_view(table, table.view(changed), query)
+            found.problems[changed], found.keys[changed] = fit_view(table, table.view(changed), query, self._costs)
             found.change = table.changes
         keep_recent(self._classes, key, found, MAX_CLASSES)
         return found
@@ -178,7 +228,7 @@ class NodeFitter:
         budget = SearchBudget(steps)
         is_placed: bool | None = True
         try:
-            place_on_node(query, name, self._table.available_gpus(name), budget)
+            self.place(query, name, budget=budget)
         except InsufficientGpus:
             is_cut_short = budget.left < 0 and steps < MAX_NODE_STEPS
             is_placed = None if is_cut_short else False

@@ -25,6 +25,7 @@ class NodeProblem(IntEnum):
     COMBINATION = 16
     NOT_SEARCHED = 17
     UNCHARGED = 18
+    HOST = 19
 
     @property
     def text(self) -> str:
@@ -60,5 +61,6 @@ TEXTS = {
     NodeProblem.CORES_AND_MEMORY: "no GPU with enough free cores and memory",
     NodeProblem.COMBINATION: "containers do not fit on the free GPUs together",
     NodeProblem.NOT_SEARCHED: "not searched yet",
+    NodeProblem.HOST: "not enough CPU or memory on this node",
     NodeProblem.UNCHARGED: "pod not charged to the GPU quota of its namespace",
 }

@@ -7,19 +7,23 @@ beyond its size in any of them. The same pod on the same node always gets the sa
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from vcuda.allowed_gpus import may_use, may_use_model
 from vcuda.gpu_availability import NO_USAGE, GpuAvailability, GpuUsage, available_gpus
-from vcuda.gpu_model import matches, parse_model
 from vcuda.gpu_topology import best_sets
 from vcuda.inventory import Gpu
 from vcuda.isolation import Isolation
 from vcuda.placement_annotation import GpuSlice
-from vcuda.placement_strategies import RANKINGS, PlacementStrategy, Ranking
+from vcuda.placement_strategies import BinPack, Ranking
 from vcuda.pod_options import NO_OPTIONS, PodOptions
 from vcuda.request import MAX_GPU_CONTAINERS, ContainerRequest, PodRequest, Role, share_memory_mib
-from vcuda.vocabulary import CORES_PER_CARD
+from vcuda.vocabulary import CORES_PER_CARD, Share
 
 # A search that is not over after this many steps is given up: packing is NP-hard, and the kubelet waits for the answer.
 MAX_STEPS = 2000
+
+BINPACK = BinPack()
 
 # By container name.
 PlacedSlices = dict[str, tuple[GpuSlice, ...]]
@@ -35,17 +39,16 @@ def place_pod(
     *,
     unit_mib: int,
     options: PodOptions = NO_OPTIONS,
-    strategy: PlacementStrategy = PlacementStrategy.BINPACK,
+    ranking: Ranking = BINPACK,
     budget: "SearchBudget | None" = None,
 ) -> PlacedSlices:
     """Choose GPUs for all containers of a pod. Raises InsufficientGpus if there is no placement, or none was found."""
     if len(request.containers) > MAX_GPU_CONTAINERS:
         raise InsufficientGpus(f"the pod has more than {MAX_GPU_CONTAINERS} containers with GPUs")
-    ranking = RANKINGS[strategy]
     allowed = [each for each in gpus if may_use(options, each.gpu)]
     if not allowed:
         raise InsufficientGpus(no_allowed_gpu(options, gpus) if gpus else "this node has no GPUs")
-    for candidates in group_by_model(allowed, ranking):
+    for candidates in group_by_model(allowed, request, ranking):
         trial = TrialPlacement(candidates, request, unit_mib, options.min_isolation)
         if trial.lacks_cores(request):
             continue
@@ -59,20 +62,6 @@ def place_pod(
     )
 
 
-def may_use(options: PodOptions, gpu: Gpu) -> bool:
-    """Whether a pod's options allow a GPU, whatever is free of it."""
-    if (options.uuids and gpu.uuid not in options.uuids) or gpu.uuid in options.avoided_uuids:
-        return False
-    return may_use_model(options, gpu.model)
-
-
-def may_use_model(options: PodOptions, model: str) -> bool:
-    parsed = parse_model(model)
-    if options.models and not any(matches(wanted, parsed) for wanted in options.models):
-        return False
-    return not any(matches(avoided, parsed) for avoided in options.avoided_models)
-
-
 def no_allowed_gpu(options: PodOptions, gpus: Sequence[GpuAvailability]) -> str:
     if any(may_use_model(options, each.gpu.model) for each in gpus):
         return "this node has no GPU that the pod's lists of UUIDs allow"
@@ -81,12 +70,23 @@ def no_allowed_gpu(options: PodOptions, gpus: Sequence[GpuAvailability]) -> str:
     return f"this node only has GPUs of excluded models: {', '.join(options.avoided_models)}"
 
 
-def group_by_model(gpus: Iterable[GpuAvailability], ranking: Ranking) -> list[list[GpuAvailability]]:
+def group_by_model(
+    gpus: Iterable[GpuAvailability], request: PodRequest, ranking: Ranking
+) -> list[list[GpuAvailability]]:
     """Group GPUs by model, the models in the order in which they are tried."""
     by_model: dict[str, list[GpuAvailability]] = {}
-    for each in gpus:
+    for each in sorted(gpus, key=lambda each: (each.gpu.index, each.gpu.uuid)):
         by_model.setdefault(each.gpu.model, []).append(each)
-    return [by_model[name] for name in sorted(by_model, key=lambda name: (ranking.rank_model(by_model[name]), name))]
+    if len(by_model) == 1:
+        return list(by_model.values())
+    share = largest_share(request)
+    ranks = {name: ranking.rank_model(share, group) for name, group in by_model.items()}
+    return [by_model[name] for name in sorted(by_model, key=lambda name: (ranks[name], name))]
+
+
+def largest_share(request: PodRequest) -> Share:
+    """Return the share with the most cores, by which the nodes for a pod are ranked."""
+    return max((each.share for each in request.containers), key=lambda share: share.cores)
 
 
 def describe_request(request: PodRequest, unit_mib: int) -> str:
@@ -226,7 +226,7 @@ class TrialPlacement:
     def remaining(self, uuid: str) -> GpuAvailability:
         """Return what is free of a GPU beside this pod."""
         free, (cores, mib) = self.gpus[uuid], self.peak(uuid)
-        return GpuAvailability(free.gpu, free.free_cores - cores, free.free_memory_mib - mib)
+        return replace(free, free_cores=free.free_cores - cores, free_memory_mib=free.free_memory_mib - mib)
 
     def added_cores(self, container: ContainerRequest, uuid: str) -> int:
         """Return by how many cores the pod's peak on a GPU would grow.
@@ -281,13 +281,17 @@ class PlacementSearch:
     def _single_gpus(
         self, container: ContainerRequest, fitting: Sequence[GpuAvailability]
     ) -> Iterator[tuple[str, ...]]:
+        remaining = [self._trial.remaining(uuid) for uuid in self._trial.gpus]
+        fits = {each.gpu.uuid for each in fitting}
+        ranks = self._ranking.rank_gpus(container.share, remaining, [each.gpu.uuid in fits for each in remaining])
         ranked = []
-        for each in fitting:
-            remaining = self._trial.remaining(each.gpu.uuid)
+        for each, gpu_rank in zip(remaining, ranks, strict=True):
+            if each.gpu.uuid not in fits:
+                continue
             # GPUs that the pod has in another phase come before all others, whatever the strategy: they cost nothing.
             added = self._trial.added_cores(container, each.gpu.uuid)
-            rank = added, self._ranking.rank_gpu(remaining), each.gpu.index, each.gpu.uuid
-            ranked.append((rank, (added, remaining.free_cores, remaining.free_memory_mib)))
+            rank = added, gpu_rank, each.gpu.index, each.gpu.uuid
+            ranked.append((rank, (added, each.free_cores, each.free_memory_mib)))
         tried: set[tuple[int, ...]] = set()
         for (*_, uuid), state in sorted(ranked):
             # Where one GPU did not lead to a placement, another one with the same left does not either.

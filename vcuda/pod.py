@@ -32,3 +32,4 @@ class PodSpec(Struct, frozen=True, rename="camel"):
     node_name: str | None = None
     scheduler_name: str | None = None
     priority: int | None = None
+    preemption_policy: str | None = None

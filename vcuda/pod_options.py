@@ -15,6 +15,7 @@ from msgspec import Struct
 from vcuda.decision import Code, Reason, printable
 from vcuda.gpu_model import MAX_LABEL, matches, never_matches, parse_model
 from vcuda.isolation import Isolation
+from vcuda.placement_strategies import SETTABLE_STRATEGIES, PlacementStrategy
 from vcuda.scheme import Scheme, option_keys
 from vcuda.vocabulary import CORES_PER_CARD
 
@@ -45,6 +46,8 @@ class PodOptions(Struct, frozen=True, omit_defaults=True):
     avoided_uuids: tuple[str, ...] = ()
     min_isolation: Isolation = Isolation.NONE
     spread_members: SpreadMembers | None = None
+    # None means that of the namespace, or of the cluster.
+    placement_policy: PlacementStrategy | None = None
 
 
 NO_OPTIONS = PodOptions()
@@ -70,7 +73,7 @@ def read_pod_options(
     if not written:
         return NO_OPTIONS, []
     chosen, reasons = choose_annotations(written, scheme)
-    limit, use, avoid, uuids, avoided_uuids, isolation, spread = chosen
+    limit, use, avoid, uuids, avoided_uuids, isolation, spread, policy = chosen
     core_limit = read_core_limit(*limit, min_core_limit, reasons.append) if limit else None
     models = read_models(*use, reasons.append) if use else ()
     avoided = read_models(*avoid, reasons.append) if avoid else ()
@@ -93,6 +96,7 @@ def read_pod_options(
         min_isolation=(read_choice(*isolation, SETTABLE_ISOLATION, reasons.append) if isolation else None)
         or Isolation.NONE,
         spread_members=read_choice(*spread, tuple(SpreadMembers), reasons.append) if spread else None,
+        placement_policy=read_choice(*policy, SETTABLE_STRATEGIES, reasons.append) if policy else None,
     )
     return options, reasons
 

@@ -10,17 +10,18 @@ In the namespace itself, the key `quota.yaml` of a labelled ConfigMap:
     untyped: float                       # float | deny: pods that could run on several models
     coreLimit: {default: request, max: 100}
     mode: enforce                        # enforce | audit (allow, warn, count)
+    placement: fragmentation             # fragmentation | binpack | spread | topology; default: the cluster's policy
 
 For all namespaces together, the older JSON `{namespace: {"quota": {model: cards}, "pool": [..]}}`.
 """
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from vcuda.decision import printable
 from vcuda.decoding import convert
@@ -28,6 +29,7 @@ from vcuda.dimensions import CORES, DIMENSIONS, MEMORY, PODS
 from vcuda.gpu_model import GpuModel, is_model, matches, never_matches
 from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy
+from vcuda.placement_strategies import SETTABLE_STRATEGIES, PlacementStrategy
 from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.strict_yaml import DocumentError, parse_documents
 from vcuda.vocabulary import CORES_PER_CARD
@@ -35,7 +37,7 @@ from vcuda.vocabulary import CORES_PER_CARD
 ALL_TYPES = "*"
 DENY: Literal["deny"] = "deny"
 ALLOW: Literal["allow"] = "allow"
-FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode")
+FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode", "placement")
 # Every ledger of the namespace carries its quotas, and every charge is matched against all lines.
 MAX_LINES = 256
 
@@ -196,9 +198,18 @@ def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
         unlisted=unlisted,
         untyped="float" if untyped == "float" else DENY,
         policy=NamespacePolicy(
-            parser.pools("pools", body.get("pools")), read_core_limit_policy(body.get("coreLimit"), parser), mode
+            parser.pools("pools", body.get("pools")),
+            read_core_limit_policy(body.get("coreLimit"), parser),
+            mode,
+            read_placement(body, parser),
         ),
     )
+
+
+def read_placement(body: Mapping[str, Any], parser: QuotaParser) -> PlacementStrategy | UnsetType:
+    if "placement" not in body:
+        return UNSET
+    return PlacementStrategy(parser.choice("placement", body["placement"], SETTABLE_STRATEGIES))
 
 
 def read_line(path: str, line: str, limits: Any, parser: QuotaParser) -> dict[str, int]:  # noqa: ANN401

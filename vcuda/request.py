@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Protocol, Self, TypeVar
 
 from msgspec import Struct
 
@@ -86,13 +87,29 @@ def share_memory_mib(share: Share, card_mib: int, unit_mib: int) -> int:
     return share.memory_units * unit_mib
 
 
+class Summable(Protocol):
+    """Amounts that can be added; `|` is the larger of each."""
+
+    def __add__(self, other: Self, /) -> Self: ...
+
+    def __or__(self, other: Self, /) -> Self: ...
+
+
+S = TypeVar("S", bound=Summable)
+
+
 def effective_amounts(parts: Iterable[tuple[Role, Amounts]]) -> Amounts:
-    """Return the most a pod needs at any time, for each dimension separately, as Kubernetes computes it.
+    """Return the most a pod needs at any time, for each dimension separately."""
+    return most_at_any_time(parts, Amounts())
+
+
+def most_at_any_time(parts: Iterable[tuple[Role, S]], nothing: S) -> S:
+    """Return the most a pod needs at any time, for each kind of amount separately, as Kubernetes computes it.
 
     Containers and sidecars run together. Each init container runs alone, beside the sidecars started before it. The
     parts are in starting order.
     """
-    together, sidecars, peak = Amounts(), Amounts(), Amounts()
+    together = sidecars = peak = nothing
     for role, amount in parts:
         match role:
             case Role.APP:

@@ -66,4 +66,5 @@ def option_keys(names: Names) -> tuple[str, ...]:
         names.avoid_uuids,
         names.min_isolation,
         names.spread_members,
+        names.placement_policy,
     )

@@ -8,14 +8,18 @@ from functools import partial
 import numpy as np
 from msgspec import Struct
 
+from vcuda.allowed_gpus import may_use_model
 from vcuda.fit_query import FitQuery
 from vcuda.gpu_table import STRENGTH, Amounts, Flags, GpuTable, Numbers, TableView
 from vcuda.isolation import Isolation
 from vcuda.node_problem import NodeProblem
-from vcuda.node_ranking import NODE_RANKINGS, NodeRanking
-from vcuda.placement import may_use_model, peak_cores
+from vcuda.node_ranking import NODE_RANKINGS, Ranked
+from vcuda.placement import largest_share, peak_cores
+from vcuda.placement_costs import PlacementCosts
 from vcuda.vocabulary import CORES_PER_CARD, Share
 
+# Added to the keys of nodes on which only busy GPUs fit; no key of a strategy has as many bits.
+BUSY_FACTOR = 2**41
 # Shares of a pod that are checked by array operations; more only take longer.
 MAX_CHECKED = 8
 
@@ -40,14 +44,33 @@ def largest_shares(query: FitQuery) -> list[Share]:
     return [*by_cores[: MAX_CHECKED - 1], max(shares, key=lambda share: share.memory_units)]
 
 
-def fit_view(table: GpuTable, view: TableView, query: FitQuery) -> tuple[Numbers, Numbers]:
-    """Return the problem and the key of each node of a view."""
+def fit_view(table: GpuTable, view: TableView, query: FitQuery, costs: PlacementCosts) -> tuple[Numbers, Numbers]:
+    """Return the problem and the key of each node of a view; keys of nodes that do not fit mean nothing."""
+    problems, fitting, share = fit_gpus(table, view, query) if query.request.containers else fit_without_gpus(view)
+    if query.checks_host:
+        lacks_host = (view.host_cpu < query.host.cpu_milli) | (view.host_mib < query.host.mib)
+        problems[(problems == NodeProblem.NONE) & lacks_host] = NodeProblem.HOST
+    ranked = Ranked(table, view, fitting, share, query, costs)
+    keys = NODE_RANKINGS[query.strategy](ranked)
+    if query.avoids_busy and share is not None and not share.whole_cards:
+        keys = keys + ~on_any_gpu(fitting & ~view.busy) * BUSY_FACTOR
+    return problems, keys
+
+
+def fit_gpus(table: GpuTable, view: TableView, query: FitQuery) -> tuple[Numbers, Flags, Share]:
+    """Return the problem of each node, the GPUs on which the largest share fits, and this share."""
     fit = ViewFit(table, view, query)
     for share in largest_shares(query):
         fit.check_share(share)
     if len(query.request.containers) > 1:
         fit.check_total(peak_cores(query.request))
-    return fit.problems, fit.keys(NODE_RANKINGS[query.strategy])
+    largest = largest_share(query.request)
+    return fit.problems, fit.fitting(largest), largest
+
+
+def fit_without_gpus(view: TableView) -> tuple[Numbers, Flags, None]:
+    problems = np.where(on_any_gpu(view.present), NodeProblem.NONE, NodeProblem.NO_GPUS)
+    return problems.astype(np.int64), np.zeros(view.present.shape, np.bool_), None
 
 
 class ViewFit:
@@ -144,13 +167,14 @@ class ViewFit:
             return needed
         return share.memory_units * self._query.unit_mib
 
-    def keys(self, ranking: NodeRanking) -> Numbers:
+    def fitting(self, share: Share) -> Flags:
+        """Return the GPUs on which a share fits."""
         view = self._view
-        share = max((each.share for each in self._query.request.containers), key=lambda share: share.cores)
         if share.whole_cards:
-            return ranking(view, self._allowed & view.unused, share)
+            return self._allowed & view.unused
         has_cores, has_memory = view.free_cores >= share.cores, view.free_mib >= self._needed_mib(share)
-        return ranking(view, self._isolated() & has_cores & has_memory & (view.card_mib > 0), share)
+        flags: Flags = self._isolated() & has_cores & has_memory & (view.card_mib > 0)
+        return flags
 
     def best_free(self) -> BestFree:
         view, shared = self._view, self._isolated() & (self._view.card_mib > 0)

@@ -7,8 +7,6 @@ The node plugin loads it like the real one, so that tests, benchmarks and `quoti
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from importlib import resources
@@ -17,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from nodeplugin.compiler import run_compiler
 from nodeplugin.nvml import LIBRARY
 
 DESCRIPTION = "gpus.yaml"
@@ -28,20 +27,6 @@ class NoAliasDumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True
-
-
-class NoCompiler(Exception):  # noqa: N818 - a requirement that this machine does not meet
-    """The library cannot be compiled on this machine; the message names the remedy."""
-
-
-def find_compiler() -> list[str]:
-    """Return the command of a C compiler: $CC, the machine's own, or zig's from PyPI; raises NoCompiler."""
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        if name and shutil.which(name):
-            return [name]
-    if subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True, check=False).returncode == 0:
-        return [sys.executable, "-m", "ziglang", "cc"]
-    raise NoCompiler("no C compiler found: install gcc, or run `pip install ziglang`")
 
 
 def compile_library() -> Path:
@@ -56,10 +41,7 @@ def compile_library() -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         file, compiled = Path(scratch) / "nvml.c", Path(scratch) / LIBRARY
         file.write_bytes(source)
-        command = [*find_compiler(), *FLAGS, "-o", str(compiled), str(file), "-lpthread", "-ldl"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own source
-        if done.returncode:
-            raise NoCompiler(f"{' '.join(command)} failed: {done.stderr.strip()}")
+        run_compiler(*FLAGS, "-o", str(compiled), str(file), "-lpthread", "-ldl")
         compiled.replace(target)
     return target
 

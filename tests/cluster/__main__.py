@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.debian import newer_containerd, unpack_packages
 from deploy.toolchain import BuildError, cache_dir, helm, kubernetes, locked, say
-from nodeplugin.fake import NoCompiler
+from nodeplugin.compiler import NoCompiler
 from tests.cluster.layout import CDI, DEBIAN_PACKAGES, SPEC_FILE
 from tests.cluster.quotient import give_images, install_chart
 from tests.cluster.real import ClusterError, RealCluster, sweep, why_no_cluster

@@ -70,6 +70,8 @@ AUDIT_POLICY = {
 }
 # Quotient's kube-scheduler without the extender, for comparison.
 PLAIN_SCHEDULER = "plain-kube-scheduler"
+# The first replica's extender with another policy, for comparison.
+BINPACK_EXTENDER = "quotient-scheduler-binpack"
 SECOND = ("containerd-2", "kubelet-2")
 # Folders below the state folder of which the second node has its own, at the same path.
 OF_NODE = ("driver", "containerd", "cni")
@@ -340,6 +342,7 @@ def programs(layout: Layout) -> dict[str, Program]:
         NODE_PLUGIN: quotient_nodeplugin(layout),
         PLAIN_SCHEDULER: plain_kube_scheduler(layout),
         **{extender_name(replica): quotient_extender(layout, replica) for replica in REPLICAS},
+        BINPACK_EXTENDER: quotient_extender(layout, "a", "scheduler.policy=binpack"),
         **{kube_scheduler_name(replica): quotient_kube_scheduler(layout, replica) for replica in REPLICAS},
     }
 
@@ -377,10 +380,11 @@ def extender_settings(replica: str) -> SchedulerSettings:
         ops_address="127.0.0.1",
         ops_port=EXTENDER_OPS_PORT + number,
         max_backoff_s=TEST_BACKOFF_S,
+        evicts=True,
     )
 
 
-def quotient_extender(layout: Layout, replica: str) -> Program:
+def quotient_extender(layout: Layout, replica: str, *flags: str) -> Program:
     settings = extender_settings(replica)
     program = quotient(
         "scheduler",
@@ -389,6 +393,8 @@ def quotient_extender(layout: Layout, replica: str) -> Program:
         f"scheduler.opsAddress={settings.ops_address}",
         f"scheduler.opsPort={settings.ops_port}",
         f"scheduler.maxBackoffS={settings.max_backoff_s}",
+        "scheduler.evicts=true",
+        *flags,
     )
     return on_host(f"replica-{replica}", program)
 

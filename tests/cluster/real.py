@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -298,9 +299,22 @@ def sweep(state: Path) -> None:
     spec = state / layout.SPEC_FILE
     if spec.exists():
         cgroups.remove(json.loads(spec.read_text())["cgroup"])
-    elif any(entry.name not in OUR_FOLDERS for entry in state.iterdir()):
+    elif not is_being_removed(state):
         raise ClusterError(f"{state} is not the folder of a cluster: name another one")
     subprocess.run(["rm", "-rf", "--one-file-system", str(state)], check=True)
+
+
+def is_being_removed(state: Path, timeout_s: float = 5.0) -> bool:
+    """Whether nothing else than a cluster's folders is left: its supervisor may be removing the rest at this moment."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with suppress(FileNotFoundError):
+            others = [entry.name for entry in state.iterdir() if entry.name not in OUR_FOLDERS]
+            if others and time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            return not others
+        return True
 
 
 def why_no_cluster() -> str:

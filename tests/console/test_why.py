@@ -497,6 +497,7 @@ ADVICE = {
     NodeProblem.CORES_AND_MEMORY: "ends, or ask for less (",
     NodeProblem.COMBINATION: "give containers less each",
     NodeProblem.NOT_SEARCHED: "tries a part of the nodes",
+    NodeProblem.HOST: "ask for less CPU and memory of the node",
     NodeProblem.UNCHARGED: "the controller charges the pod",
 }
 

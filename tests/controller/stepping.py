@@ -126,5 +126,8 @@ class SteppingCluster:
     def delete(self, kind: Kind[T], name: str, namespace: str = "", **options: Any) -> None:
         self._in_steps(self._cluster.delete, kind, name, namespace, **options)
 
+    def evict(self, pod: str, namespace: str, **options: Any) -> None:
+        self._in_steps(self._cluster.evict, pod, namespace, **options)
+
     def bind(self, pod: str, namespace: str, node: str, **options: Any) -> None:
         self._in_steps(self._cluster.bind, pod, namespace, node, **options)

@@ -317,7 +317,7 @@ def test_sizes_of_cards_differ(world: World) -> None:
     """Memory is counted by card, not as an average of the node."""
     world.add_node("n", [gpu("n", 0), gpu("n", 1, memory_mib=8192)])
     big, small = container(cores=10, memory=40), container(cores=10, memory=30)
-    assert world.schedule(world.add_pod("a", small)) == "n"
+    assert world.schedule(world.add_pod("a", small, annotations={NAMES.placement_policy: "binpack"})) == "n"
     assert world.schedule(world.add_pod("b", big)) == "n"
     assert not world.schedule(world.add_pod("c", big))
     assert world.schedule(world.add_pod("d", container(cores=10, memory=2))) == "n"

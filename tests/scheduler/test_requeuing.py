@@ -318,7 +318,8 @@ def test_the_search_for_a_pod_with_several_containers_goes_on(world: World, monk
     for number in range(12):
         world.add_node(f"n{number:02}", 2)
     world.add_node("zz", 3)
-    pod = world.add_pod("p", container("a", 60), container("b", 60), container("c", 60))
+    containers = (container("a", 60), container("b", 60), container("c", 60))
+    pod = world.add_pod("p", *containers, annotations={NAMES.placement_policy: "binpack"})
     assert not world.filter(pod)["NodeNames"]
     eventually(lambda: is_requeued(world, pod), "the requeued pod")
     monkeypatch.undo()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from vcuda.cost_ranking import RankingContext, ranking_for
 from vcuda.gpu_availability import GpuAvailability
 from vcuda.inventory import Gpu
 from vcuda.placement import PlacedSlices, place_pod
@@ -79,7 +80,8 @@ def place(
     options: PodOptions | None = None,
     strategy: PlacementStrategy = PlacementStrategy.BINPACK,
 ) -> PlacedSlices:
-    return place_pod(request, free, unit_mib=UNIT_MIB, options=options or PodOptions(), strategy=strategy)
+    ranking = ranking_for(strategy, RankingContext(unit_mib=UNIT_MIB))
+    return place_pod(request, free, unit_mib=UNIT_MIB, options=options or PodOptions(), ranking=ranking)
 
 
 def indexes(slices: Sequence[GpuSlice]) -> list[int]:

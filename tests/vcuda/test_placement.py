@@ -424,7 +424,7 @@ def test_a_node_without_an_allowed_model_says_so() -> None:
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [(PlacementStrategy.BINPACK, [1]), (PlacementStrategy.SPREAD, [2])],
-    ids=list(PlacementStrategy),
+    ids=["binpack", "spread"],
 )
 def test_fractions_go_to_the_fullest_gpu_or_to_the_emptiest(strategy: PlacementStrategy, expected: list[int]) -> None:
     """Among those on which they fit."""
@@ -435,7 +435,7 @@ def test_fractions_go_to_the_fullest_gpu_or_to_the_emptiest(strategy: PlacementS
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [(PlacementStrategy.BINPACK, [1]), (PlacementStrategy.SPREAD, [0])],
-    ids=list(PlacementStrategy),
+    ids=["binpack", "spread"],
 )
 def test_the_model_with_least_free_comes_first_or_the_one_with_most(
     strategy: PlacementStrategy, expected: list[int]

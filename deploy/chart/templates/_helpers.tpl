@@ -155,6 +155,7 @@ extenders:
     filterVerb: filter
     prioritizeVerb: prioritize
     bindVerb: bind
+    preemptVerb: preempt
     weight: 1000
     nodeCacheCapable: true
     # An ignorable extender that fails would have its pods bound without a placement.

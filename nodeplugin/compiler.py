@@ -1,0 +1,28 @@
+"""Finds a C compiler. Only the standard library is imported: this also runs while Quotient is being installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+
+class NoCompiler(Exception):  # noqa: N818 - a requirement that this machine does not meet
+    """A library cannot be compiled on this machine; the message names the remedy."""
+
+
+def find_compiler() -> list[str]:
+    """Return the command of a C compiler: $CC, the machine's own, or zig's from PyPI; raises NoCompiler."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        if name and shutil.which(name):
+            return [name]
+    if subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True, check=False).returncode == 0:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise NoCompiler("no C compiler found: install gcc, or run `pip install ziglang`")
+
+
+def run_compiler(*arguments: str) -> None:
+    """Run the compiler; raises NoCompiler with its messages if it fails."""
+    command = [*find_compiler(), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own source
+    if done.returncode:
+        raise NoCompiler(f"{' '.join(command)} failed: {done.stderr.strip()}")

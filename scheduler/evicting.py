@@ -1,0 +1,187 @@
+"""Evicts pods of lower priority where kube-scheduler finds none to evict, or says on the pod that it would help."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from cluster.errors import ApiError, Conflict, NotFound
+from cluster.interface import Cluster
+from cluster.objects import PODS
+from scheduler.cluster_state import ClusterState
+from scheduler.extender import Extender
+from scheduler.pods import SchedulerPod
+from scheduler.preemption import Preemption, PreemptionPlanner
+from scheduler.reporting import Reporter
+from scheduler.waiting_pods import WaitingPods
+from vcuda.decision import Unavailable
+from vcuda.node_problem import NodeProblem
+from vcuda.preemption import PreemptablePod
+from vcuda.recent import keep_recent
+
+# kube-scheduler looks for victims right after a refusal. This long is left to it.
+DELAY_S, POLL_S = 1.0, 0.25
+# A pass takes some 10 ms for each pod on a large cluster, and requests of kube-scheduler share the interpreter.
+MAX_PER_PASS, PAUSES_PER_PASS, MAX_PAUSE_S = 4, 20, 5.0
+# Pods that were refused and not looked at yet.
+MAX_REFUSED = 256
+EVICTION_TRIES, RETRY_S = 5, 1.0
+# How long the Evictions of one pod may take.
+EVICTED_WITHIN_S = 60.0
+CALL_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 10.0
+
+
+class Evictor:
+    """A thread. It does nothing while `is_active` returns false: another replica schedules."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        planner: PreemptionPlanner,
+        state: ClusterState,
+        extender: Extender,
+        waiting: WaitingPods,
+        reporter: Reporter,
+        is_active: Callable[[], bool],
+        is_enabled: bool,
+    ) -> None:
+        self._cluster, self._planner, self._state = cluster.with_timeout(CALL_TIMEOUT_S), planner, state
+        self._extender, self._waiting, self._reporter = extender, waiting, reporter
+        self._is_active, self._is_enabled = is_active, is_enabled
+        # Guards `_refused`: pods, with the nodes that passed kube-scheduler's own filters, and when.
+        self._lock = threading.Lock()
+        self._refused: dict[str, tuple[SchedulerPod, Sequence[str], float]] = {}
+        self._stopping = threading.Event()
+        self._log = structlog.get_logger()
+        self._thread = threading.Thread(target=self._run, name="evictor", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def note_refused(self, pod: SchedulerPod, nodes: Sequence[str]) -> None:
+        """Note a pod that fits on none of these nodes as they are."""
+        with self._lock:
+            keep_recent(self._refused, pod.uid, (pod, nodes, time.monotonic()), MAX_REFUSED)
+
+    def _run(self) -> None:
+        pause_s = POLL_S
+        while not self._stopping.wait(pause_s):
+            began = time.thread_time()
+            try:
+                if self._is_active():
+                    self.run_once()
+            except Exception:  # the outermost frame of the thread: it has to continue
+                self._log.exception("eviction_failed")
+            pause_s = min(max(POLL_S, PAUSES_PER_PASS * (time.thread_time() - began)), MAX_PAUSE_S)
+
+    def run_once(self, delay_s: float = DELAY_S) -> None:
+        """Make room for pods that were refused so long ago."""
+        for pod, nodes in self._due(delay_s):
+            self.make_room(pod, nodes)
+
+    def _due(self, delay_s: float) -> list[tuple[SchedulerPod, Sequence[str]]]:
+        """Return pods that kube-scheduler has had time to look for victims for, the most important ones first."""
+        with self._lock:
+            before = time.monotonic() - delay_s
+            due = sorted(
+                (each for each in self._refused.values() if each[2] <= before), key=lambda each: each[0].queue_position
+            )[:MAX_PER_PASS]
+            for pod, _, _ in due:
+                del self._refused[pod.uid]
+            return [(pod, nodes) for pod, nodes, _ in due]
+
+    def make_room(self, pod: SchedulerPod, nodes: Sequence[str]) -> None:
+        """Evict pods for one that waits, or say on the pod that it would help."""
+        grant = self._extender.grant(pod)
+        if not grant.is_charged:
+            return
+        query = self._extender.query(pod, grant)
+        with self._state.lock:
+            if not self._is_waiting(pod):
+                return
+            # Room may have appeared since it was refused: kube-scheduler will ask again.
+            if (self._state.fit(query, nodes).problems == NodeProblem.NONE).any():
+                return
+            found = self._planner.plan(pod, query, nodes, is_strict=True)
+            if found is None or (not self._is_enabled and not found.uids):
+                return
+            if self._is_enabled:
+                # Before anything is evicted: the room must not be taken by another pod.
+                node = found.victims.node
+                self._state.nominate(pod, node, found.placed, found.awaited, timeout_s=EVICTED_WITHIN_S)
+                own = self._state.nomination(pod.uid)
+        if not self._is_enabled:
+            self._reporter.report_preemptable(pod, found.victims.node, len(found.victims.pods))
+            return
+        if found.uids and not self._evict_all(pod, found):
+            with self._state.lock:
+                # Not another one, which kube-scheduler may have asked for meanwhile.
+                if self._state.nomination(pod.uid) is own:
+                    self._state.end_nomination(pod.uid)
+
+    def _is_waiting(self, pod: SchedulerPod) -> bool:
+        state = self._state
+        is_known = self._waiting.get(pod.uid) is not None and not state.is_gone(pod.uid)
+        return is_known and state.claim(pod.uid) is None and state.nomination(pod.uid) is None
+
+    def _evict_all(self, pod: SchedulerPod, found: Preemption) -> bool:
+        """Evict all victims; returns whether any was, or is being, evicted."""
+        victims, node = found.victims.pods, found.victims.node
+        try:
+            current = self._cluster.get(PODS, pod.metadata.name, pod.metadata.namespace)
+            if current.metadata.uid != pod.uid or current.metadata.deletion_timestamp or current.spec.node_name:
+                return False
+            # All or none: where one cannot be evicted, the others would be in vain.
+            for victim in victims:
+                self._evict(victim, dry_run=True)
+        except (ApiError, Unavailable) as error:
+            self._log.info("eviction_not_possible", pod=pod.title, node=node, error=str(error))
+            return False
+        self._reporter.report_preempting(pod, node, len(victims))
+        self._nominate(pod, node)
+        evicted = sum([self._evict_patiently(pod, victim) for victim in victims])
+        return evicted > 0
+
+    def _nominate(self, pod: SchedulerPod, node: str) -> None:
+        """Tell kube-scheduler, which then counts the pod on that node; it works without, too."""
+        try:
+            status = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
+            self._cluster.patch(PODS, pod.metadata.name, pod.metadata.namespace, status, subresource="status")
+        except (ApiError, Unavailable) as error:
+            self._log.warning("pod_not_nominated", pod=pod.title, node=node, error=str(error))
+
+    def _evict_patiently(self, pod: SchedulerPod, victim: PreemptablePod) -> bool:
+        # Read before: the watch forgets a pod as soon as it has ended.
+        evicted = self._state.pod(victim.uid)
+        for _ in range(EVICTION_TRIES):
+            try:
+                self._evict(victim)
+            except (NotFound, Conflict):
+                # It has ended by itself, or another pod has its name: the GPUs are free.
+                return True
+            except (ApiError, Unavailable) as error:
+                self._log.warning("pod_not_evicted", pod=victim.title, preemptor=pod.title, error=str(error))
+                if self._stopping.wait(RETRY_S):
+                    return False
+            else:
+                self._log.info("pod_evicted", pod=victim.title, preemptor=pod.title)
+                if evicted is not None:
+                    self._reporter.report_evicted(evicted, pod, evicted.node)
+                return True
+        return False
+
+    def _evict(self, victim: PreemptablePod, *, dry_run: bool = False) -> None:
+        namespace, _, name = victim.title.partition("/")
+        self._cluster.evict(name, namespace, uid=victim.uid, dry_run=dry_run)

@@ -1,0 +1,1 @@
+"""Replays workloads through the code that admits, charges and places pods in a cluster."""
