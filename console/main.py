@@ -34,7 +34,9 @@ COMMANDS = {
     "nodeplugin": "console.nodeplugin",
     "quota": "console.quota",
     "scheduler": "console.scheduler",
+    "simulate": "console.simulate",
     "webhook": "console.webhook",
+    "what-if": "console.what_if",
     "why": "console.why",
 }
 
@@ -47,7 +49,7 @@ class Commands(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in COMMANDS:
-            command: click.Command = getattr(import_module(COMMANDS[name]), name)
+            command: click.Command = getattr(import_module(COMMANDS[name]), name.replace("-", "_"))
             return command
         return super().get_command(context, name)
 

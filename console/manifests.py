@@ -70,8 +70,8 @@ def mapping_at(document: Document, field: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def pods_of(document: Document) -> Iterator[tuple[str, Document]]:
-    """Yield the pods that a Pod or a workload stands for, each with its owner as `Kind/name`."""
+def pods_of(document: Document, most: int = MAX_REPLICAS) -> Iterator[tuple[str, Document]]:
+    """Yield the pods that a Pod or a workload stands for, each with its owner as `Kind/name`; at most so many."""
     kind, metadata = str(document.get("kind", "")), mapping_at(document, "metadata")
     name = str(metadata.get("name") or metadata.get("generateName") or "")
     if kind == "Pod":
@@ -83,7 +83,7 @@ def pods_of(document: Document) -> Iterator[tuple[str, Document]]:
     for step in BY_GROUP_KIND[group, kind].template:
         outer, inner = inner, mapping_at(inner, step)
     count = outer.get("replicas", outer.get("parallelism", 1))
-    for number in range(min(count, MAX_REPLICAS) if isinstance(count, int) else 1):
+    for number in range(min(count, most) if isinstance(count, int) else 1):
         pod_metadata = {**mapping_at(inner, "metadata"), "name": f"{name}-{number}"}
         if metadata.get("namespace"):
             pod_metadata["namespace"] = metadata["namespace"]

@@ -44,7 +44,9 @@ def test_help_lists_every_command_and_where_to_start() -> None:
         "nodeplugin",
         "quota",
         "scheduler",
+        "simulate",
         "webhook",
+        "what-if",
         "why",
     ]
     for name in names:

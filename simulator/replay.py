@@ -1,0 +1,109 @@
+"""Places tasks one after another on simulated nodes, with the functions that the scheduler uses."""
+
+from collections.abc import Iterable, Mapping
+
+from simulator.trace_files import Task, TraceNode
+from vcuda.compiled_workload import CompiledWorkload
+from vcuda.gpu_table import GpuTable
+from vcuda.host import Host
+from vcuda.inventory import Gpu
+from vcuda.learning import WorkloadLearner
+from vcuda.memory_units import DEFAULT_UNIT_MIB
+from vcuda.placement_strategies import PlacementStrategy
+from vcuda.pod_options import PodOptions
+from vcuda.quota_usage import QuotaUsage
+from vcuda.request import ContainerRequest, PodRequest, Role
+from vcuda.trial_cluster import PodPlacement, TrialCluster, TrialPod, TrialRefusal
+from vcuda.vocabulary import CORES_PER_CARD, Share
+from vcuda.workload import TaskShape
+
+# The memory of GPUs where a file has none: only the ratio to what tasks request counts, and they request none.
+GPU_MEMORY_MIB = 16_384
+CONTAINER = "task"
+
+
+def simulated_gpus(node: TraceNode) -> tuple[Gpu, ...]:
+    memory_mib = node.gpu_memory_mib or GPU_MEMORY_MIB
+    return tuple(
+        Gpu(uuid=f"GPU-{node.name}-{index}", index=index, model=node.model, memory_mib=memory_mib, healthy=True)
+        for index in range(node.gpus)
+    )
+
+
+def table_of(nodes: Iterable[TraceNode]) -> GpuTable:
+    table = GpuTable()
+    add_nodes(table, nodes)
+    return table
+
+
+def add_nodes(table: GpuTable, nodes: Iterable[TraceNode]) -> None:
+    for node in nodes:
+        table.set_node(node.name, simulated_gpus(node), node.pool)
+        table.set_host(node.name, node.cpu_milli, node.memory_mib)
+
+
+def request_of(task: Task, unit_mib: int) -> PodRequest:
+    if not task.gpus:
+        return PodRequest()
+    units = -(-task.gpu_memory_mib // unit_mib)
+    is_share = task.cores < CORES_PER_CARD
+    share = Share(task.demand, units if is_share else 0, memory_follows_cores=is_share and not units)
+    return PodRequest((ContainerRequest(CONTAINER, Role.APP, share, "vcuda"),))
+
+
+def shape_of(task: Task) -> TaskShape:
+    memory_mib = task.gpu_memory_mib if task.cores < CORES_PER_CARD else 0
+    return TaskShape(task.cpu_milli, task.gpus, task.cores, memory_mib, task.models)
+
+
+class SimulatedCluster:
+    """Nodes and the tasks that run on them."""
+
+    def __init__(
+        self,
+        table: GpuTable,
+        strategy: PlacementStrategy,
+        learner: WorkloadLearner,
+        *,
+        seed: int = 0,
+        unit_mib: int = DEFAULT_UNIT_MIB,
+        usages: Mapping[str, QuotaUsage] | None = None,
+    ) -> None:
+        self._strategy, self._learner, self._seed, self._unit_mib = strategy, learner, seed, unit_mib
+        self.table = table
+        self._trial = TrialCluster(self.table, learner.estimate, unit_mib=unit_mib, strategy=strategy, usages=usages)
+        self.capacity = self.table.usable_gpus() * CORES_PER_CARD
+        self.allocated = self.capacity - self.table.free_cores()
+        self._pending: CompiledWorkload | None = None
+
+    def arrive(self, task: Task) -> PodPlacement | None:
+        """Place a task where the strategy prefers it; returns None if it is refused or fits nowhere."""
+        self._learn(task)
+        # A task may arrive more than once.
+        is_random = self._strategy is PlacementStrategy.RANDOM
+        pod = TrialPod(
+            request_of(task, self._unit_mib),
+            task.namespace,
+            PodOptions(models=task.models),
+            Host(task.cpu_milli, task.memory_mib),
+            seed=f"{self._seed} {task.name} {self._learner.estimate.arrivals}" if is_random else "",
+        )
+        result = self._trial.place(pod)
+        if isinstance(result, TrialRefusal):
+            return None
+        self.allocated += task.demand
+        return result
+
+    def _learn(self, task: Task) -> None:
+        learner = self._learner
+        learner.note_arrival(shape_of(task), task.memory_mib)
+        if self._pending is not None and learner.is_effective:
+            learner.replace_workload(self._pending)
+            self._pending = None
+        if learner.is_due:
+            self._pending = CompiledWorkload(learner.begin())
+
+    def depart(self, task: Task, placement: PodPlacement) -> None:
+        self._learner.note_departure()
+        self._trial.remove(placement)
+        self.allocated -= task.demand
