@@ -2,9 +2,10 @@
 
     python -m bench.scheduler [--only extender|throughput|room|memory] [--nodes 5000] [--pods 400]
 
-Extender: nodes of 8 GPUs, four running GPU pods on each; pods of nine sizes are filtered, ranked and bound over HTTP by
-one client, as kube-scheduler does it. The order of the node names is another one in every request. The median of three
-runs, and the means of all.
+Extender: nodes of 8 GPUs, four running GPU pods on each, no two nodes alike; pods of nine sizes are filtered, ranked
+and bound over HTTP by one client, as kube-scheduler does it, with the default policy, which learns from them meanwhile.
+The order of the node names is another one in every request. Then pods of which no two are alike. The median of three
+runs, and the means of all. For comparison the same with `binpack`, which estimates nothing.
 
 Throughput: Node objects on a real API server, and the real kube-scheduler, in turns with the extender and without it,
 and otherwise with the same configuration. The same number of pods is created before each turn. Everything shares one
@@ -44,6 +45,8 @@ RESULTS = Path(__file__).parent / "results" / "scheduler.json"
 TARGETS = {
     "extender_mean_ms": 5,
     "extender_p99_ms": 25,
+    "new_shape_p99_ms": 100,
+    "times_binpack": 0.9,
     "bind_ms": 2,
     "extender_rss_mb": 500,
     "times_plain": 0.5,
@@ -53,6 +56,8 @@ SIZES = (1000, 5000, 20000)
 PODS_PER_NODE = 4
 ROUNDS = 300
 WARM_UP = 30
+NEW_SHAPES = 100
+COMPARED = 5000
 # The pod that is bound, and the clients that create objects.
 CLIENTS = 16
 TURNS = 3
@@ -92,15 +97,16 @@ def compact(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def measure_extender(nodes: int) -> Figures:
+def measure_extender(nodes: int, policy: str = "fragmentation") -> Figures:
     """Measure the answers of an extender on a cluster of this size."""
-    print_progress(f"extender: {nodes} nodes, {nodes * PODS_PER_NODE} running pods")
-    command = [sys.executable, "-m", "bench.scheduler_process", str(nodes), str(nodes * PODS_PER_NODE)]
+    print_progress(f"extender: {nodes} nodes, {nodes * PODS_PER_NODE} running pods, {policy}")
+    command = [sys.executable, "-m", "bench.scheduler_process", str(nodes), str(nodes * PODS_PER_NODE), policy]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - our own program
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         client = ExtenderClient(int(process.stdout.readline()))
         try:
             times, bindings = run_pods(client, nodes)
+            new_shapes = run_new_shapes(client, nodes)
             memory = resident_bytes(process.pid)
         finally:
             process.terminate()
@@ -110,6 +116,8 @@ def measure_extender(nodes: int) -> Figures:
         "prioritize_mean_ms": mean_ms([prioritize_s for _, prioritize_s in times]),
         "mean_ms": mean_ms(list(map(sum, times))),
         "p99_ms": percentile_ms(list(map(sum, times)), 0.99),
+        "new_shape_mean_ms": mean_ms(new_shapes),
+        "new_shape_p99_ms": percentile_ms(new_shapes, 0.99),
         "bind_mean_ms": mean_ms(bindings),
         "rss_mb": round(memory / 2**20),
     }
@@ -117,9 +125,10 @@ def measure_extender(nodes: int) -> Figures:
 
 def measure_sizes() -> list[Figures]:
     """Measure each size a few times, in turns, as the machine's speed drifts; returns the median run of each."""
-    runs = [[measure_extender(nodes) for nodes in SIZES] for _ in range(TURNS)]
-    sizes = [sorted(of_size, key=lambda run: float(run["mean_ms"])) for of_size in zip(*runs, strict=True)]
-    return [of_size[TURNS // 2] | {"means_ms": [run["mean_ms"] for run in of_size]} for of_size in sizes]
+    cases = [*((nodes, "fragmentation") for nodes in SIZES), (COMPARED, "binpack")]
+    runs = [[measure_extender(*case) | {"policy": case[1]} for case in cases] for _ in range(TURNS)]
+    sizes = [sorted(of_case, key=lambda run: float(run["mean_ms"])) for of_case in zip(*runs, strict=True)]
+    return [of_case[TURNS // 2] | {"means_ms": [run["mean_ms"] for run in of_case]} for of_case in sizes]
 
 
 def run_pods(client: ExtenderClient, nodes: int) -> tuple[list[tuple[float, float]], list[float]]:
@@ -130,16 +139,35 @@ def run_pods(client: ExtenderClient, nodes: int) -> tuple[list[tuple[float, floa
     for number in range(ROUNDS + WARM_UP):
         pod = pod_manifest(10**6 + number, choose.choice(ARRIVING))
         choose.shuffle(names)
-        filter_s, answer = client.call("filter", compact({"Pod": pod, "Nodes": None, "NodeNames": names}))
-        fitting = json.loads(answer)["NodeNames"]
-        prioritize_s = 0.0
-        if len(fitting) > 1:
-            prioritize_s, _ = client.call("prioritize", compact({"Pod": pod, "Nodes": None, "NodeNames": fitting}))
+        took, fitting = decide(client, pod, names)
         bind_s, bound = bind(client, pod, fitting[0]) if fitting else (0.0, b"")
         if number >= WARM_UP:
-            times.append((filter_s, prioritize_s))
+            times.append(took)
             bindings += [bind_s] if b'"Error":""' in bound else []
     return times, bindings
+
+
+def decide(client: ExtenderClient, pod: dict[str, Any], names: list[str]) -> tuple[tuple[float, float], list[str]]:
+    """Return how long filter and prioritize took, and the nodes that fit."""
+    filter_s, answer = client.call("filter", compact({"Pod": pod, "Nodes": None, "NodeNames": names}))
+    fitting: list[str] = json.loads(answer)["NodeNames"]
+    prioritize_s = 0.0
+    if len(fitting) > 1:
+        prioritize_s, _ = client.call("prioritize", compact({"Pod": pod, "Nodes": None, "NodeNames": fitting}))
+    return (filter_s, prioritize_s), fitting
+
+
+def run_new_shapes(client: ExtenderClient, nodes: int) -> list[float]:
+    """Return the times of pods of which no two are alike."""
+    choose, names, times = random.Random(43), [node_name(number) for number in range(nodes)], []
+    for number in range(NEW_SHAPES):
+        shape = (choose.randint(1, 99), choose.randint(1, 40))
+        pod = pod_manifest(2 * 10**6 + number, shape, cpu=f"{1000 + number}m")
+        took, fitting = decide(client, pod, names)
+        times.append(sum(took))
+        if fitting:
+            bind(client, pod, fitting[0])
+    return times
 
 
 def bind(client: ExtenderClient, pod: dict[str, Any], node: str) -> tuple[float, bytes]:
@@ -209,13 +237,21 @@ class ThroughputRun:
 def measure_throughput(nodes: int, pods: int) -> Figures:
     run = ThroughputRun(nodes, pods)
     turns: list[dict[str, float]] = []
+    scheduler = layout.kube_scheduler_name("a")
     try:
         for number in range(TURNS):
             plain = run.turn(f"plain-{number}", layout.PLAIN_SCHEDULER)["pods_per_s"]
-            with_extender = run.turn(f"extender-{number}", layout.extender_name("a"), layout.kube_scheduler_name("a"))[
-                "pods_per_s"
-            ]
-            turns.append({"plain": plain, "extender": with_extender, "ratio": round(with_extender / plain, 2)})
+            own = run.turn(f"extender-{number}", layout.extender_name("a"), scheduler)["pods_per_s"]
+            binpack = run.turn(f"binpack-{number}", layout.BINPACK_EXTENDER, scheduler)["pods_per_s"]
+            turns.append(
+                {
+                    "plain": plain,
+                    "extender": own,
+                    "binpack": binpack,
+                    "ratio": round(own / plain, 2),
+                    "to_binpack": round(own / binpack, 2),
+                }
+            )
     finally:
         run.stop()
     return {
@@ -223,6 +259,7 @@ def measure_throughput(nodes: int, pods: int) -> Figures:
         "pods": pods,
         "turns": turns,
         "times_plain": round(statistics.median(each["ratio"] for each in turns), 2),
+        "times_binpack": round(statistics.median(each["to_binpack"] for each in turns), 2),
     }
 
 

@@ -1,6 +1,6 @@
 """An extender process for benchmarks, with a cluster that is given to it instead of watched.
 
-    python -m bench.scheduler_process NODES PODS
+    python -m bench.scheduler_process NODES PODS [POLICY]
 
 It prints the port of its extender. Its cluster answers every binding at once, so that only the decision is measured.
 """
@@ -22,10 +22,12 @@ from scheduler.service import Service
 from settings.configuration import Configuration, SchedulerSettings
 from settings.logs import configure_logs
 from vcuda.decoding import convert
+from vcuda.host import Host
 from vcuda.inventory import Gpu
 from vcuda.names import DEFAULT_SYSTEM_NAMESPACE, Names
 from vcuda.namespace_policy import Mode
 from vcuda.placement_annotation import GpuSlice, encode_placement
+from vcuda.placement_strategies import PlacementStrategy
 from vcuda.scheme import build_scheme
 
 GPUS_PER_NODE = 8
@@ -47,9 +49,14 @@ def node_name(number: int) -> str:
     return f"gpu-node-{number:05}"
 
 
-def pod_manifest(number: int, shape: tuple[int, int], **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any field
+def pod_manifest(
+    number: int,
+    shape: tuple[int, int],
+    cpu: str = "4",
+    **changes: Any,  # noqa: ANN401 - any field
+) -> dict[str, Any]:
     """Return a pod as kube-scheduler sends it."""
-    amounts = {NAMES.core: str(shape[0]), NAMES.memory: str(shape[1]), "cpu": "1", "memory": "1Gi"}
+    amounts = {NAMES.core: str(shape[0]), NAMES.memory: str(shape[1]), "cpu": cpu, "memory": "16Gi"}
     resources = {"limits": amounts, "requests": amounts}
     mounts = [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}]
     return {
@@ -89,7 +96,9 @@ def fill(service: Service, nodes: int, pods: int) -> None:
             for index in range(GPUS_PER_NODE)
         )
         metadata = Metadata(name=node_name(number), uid=node_name(number), resource_version="1")
-        service.state.handle_node(None, GpuNode(metadata=metadata, gpus=gpus))
+        # No two nodes are alike, so nothing that is computed for one can be used for another.
+        host = Host(64_000 + 8 * number, 512_000 + number)
+        service.state.handle_node(None, GpuNode(metadata=metadata, gpus=gpus, host=host))
     for number in range(pods):
         node = node_name(number % nodes)
         gpu = service.state.table.gpus(node)[number // nodes % GPUS_PER_NODE]
@@ -101,11 +110,12 @@ def fill(service: Service, nodes: int, pods: int) -> None:
 
 
 def main() -> None:
-    nodes, pods = map(int, sys.argv[1:])
+    nodes, pods = map(int, sys.argv[1:3])
+    policy = PlacementStrategy(sys.argv[3]) if len(sys.argv) > 3 else SchedulerSettings().policy  # noqa: PLR2004
     configure_logs("error", "json")
     cluster = InstantCluster()
     cluster.create(NAMESPACES, {"metadata": {"name": DEFAULT_SYSTEM_NAMESPACE}})
-    settings = SchedulerSettings(port=0, ops_port=0, ops_address="127.0.0.1", lease="")
+    settings = SchedulerSettings(port=0, ops_port=0, ops_address="127.0.0.1", lease="", policy=policy)
     # Without ledgers: what they cost is measured on a real API server.
     service = Service(replace(Configuration(), mode=Mode.AUDIT, scheduler=settings), cluster).start()
     while not service.synced:
