@@ -39,12 +39,12 @@ TARGETS = {"mean_gain": 1.2, "least_gain": 0.2, "gpuspec33": 94.5, "cpu250": 94.
 # By part: the policy, whether it knows the workload, whether tasks leave again, and the seeds.
 PARTS = {
     "fragmentation": ("fragmentation", False, False, range(42, 52)),
-    "fgd": ("fgd", True, False, range(42, 45)),
-    "bestfit": ("bestfit", False, False, range(42, 44)),
-    "random": ("random", False, False, range(42, 44)),
-    "given": ("fragmentation", True, False, range(42, 44)),
-    "departures": ("fragmentation", False, True, range(42, 43)),
-    "departures_fgd": ("fgd", True, True, range(42, 43)),
+    "fgd": ("fgd", True, False, range(42, 52)),
+    "bestfit": ("bestfit", False, False, range(42, 52)),
+    "random": ("random", False, False, range(42, 52)),
+    "given": ("fragmentation", True, False, range(42, 52)),
+    "departures": ("fragmentation", False, True, range(42, 45)),
+    "departures_fgd": ("fgd", True, True, range(42, 45)),
 }
 
 Figures = dict[str, Any]

@@ -1,6 +1,7 @@
 """Components of Quotient as processes, as they run in a cluster."""
 
 import http.client
+import itertools
 import os
 import signal
 import socket
@@ -17,14 +18,20 @@ from tests.waiting import eventually
 
 HOST = "127.0.0.1"
 START_S = 30.0
+# Below the range that the kernel takes ports of outgoing connections from: such a connection of another test took a
+# port between its choice and its use. Each worker of pytest-xdist has a part of its own.
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS = itertools.cycle(range(12_000 + 2_000 * WORKER % 20_000, 14_000 + 2_000 * WORKER % 20_000))
 
 
 def free_port() -> int:
-    """Return a port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that is free, and that no other test of this run is given."""
+    for port in PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return port
+    raise AssertionError("unreachable: the ports repeat")
 
 
 class Running:
@@ -47,12 +54,15 @@ class Running:
                 env=os.environ | {"QUOTIENT_LOG_FORMAT": "json"},
             )
         if ready:
-            eventually(self.is_ready, f"{self.log.name} to be ready: {self.log.read_text()[-2000:]}", START_S)
+            try:
+                eventually(self.is_ready, f"{self.log.name} to be ready", START_S)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{self.log.read_text()[-3000:]}") from None
         return self
 
     def is_ready(self) -> bool:
         assert self.process is not None
-        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        assert self.process.poll() is None, f"{self.log.name} ended"
         return self.ops("/readyz")[0] == 200
 
     def ops(self, path: str) -> tuple[int, str]:
