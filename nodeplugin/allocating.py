@@ -214,7 +214,7 @@ class Allocator:
         fresh = self._pods.fetch_pods()
         started = self._clock()
         while True:
-            dying = self._allocations.release_ended(fresh)
+            dying = self._allocations.release_ended(fresh).dying
             waited_s = self._clock() - started
             must_follow = bool(dying) and waited_s < PLACEMENT_WAIT_S
             try:

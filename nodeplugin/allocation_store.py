@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nodeplugin.cards import NodeCards
@@ -35,6 +36,19 @@ from vcuda.scheme import Scheme
 
 class CheckpointWriteError(Exception):
     """The checkpoint cannot be written, so nothing is allocated; the message says why."""
+
+
+class UnreleasedPods(Struct, frozen=True):
+    """The UIDs of pods that seem gone, and still hold their cards.
+
+    Those `dying` still have processes. Of those `unknown` the API server did not answer whether they are gone.
+    """
+
+    dying: set[str] = set()
+    unknown: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.dying or self.unknown)
 
 
 class AllocationStore:
@@ -187,24 +201,25 @@ class AllocationStore:
         rebuilt = {name: ContainerAllocation(token, ids[name], modes[name]) for name, token in tokens.items()}
         return replace(allocation, containers=allocation.containers | rebuilt)
 
-    def release_ended(self, fresh_pods: PodsByUid | None = None) -> set[str]:
+    def release_ended(self, fresh_pods: PodsByUid | None = None) -> "UnreleasedPods":
         """Release the allocations of pods that have ended or are gone, and adopt running pods of gpu-manager.
 
-        `fresh_pods` is a list just read from the API server; without it the informer's cache is used. Returns the UIDs
-        of pods that are gone but still have processes: their allocations are kept.
+        `fresh_pods` is a list just read from the API server; without it the informer's cache is used. Returns the pods
+        whose allocations are kept although the pods seem gone, so that the caller tries again.
         """
         pods = fresh_pods
         if pods is None:
             if not self._pods.informer.synced:
-                return set()
+                return UnreleasedPods()
             pods = self._pods.cached_pods()
         allocations = self._allocations
         self._seen |= pods.keys() & allocations.keys()
-        gone = allocations.keys() - pods.keys()
+        gone, unknown = allocations.keys() - pods.keys(), set[str]()
         if fresh_pods is None and gone - self._seen:
             # Allocated before the informer knew the pod, or deleted while no plugin ran: only the API server can tell.
             fetched = self._pods.fetch_pods()
-            gone = {uid for uid in gone if uid in self._seen or (fetched is not None and uid not in fetched)}
+            unknown = gone - self._seen if fetched is None else set()
+            gone -= unknown | (fetched or {}).keys() - self._seen
         # A force-deleted pod is gone from the API server while its processes still use the card.
         dying = self._running_pods(gone) if gone else set()
         ended = {uid for uid in allocations if uid in pods and pods[uid].has_ended} | (gone - dying)
@@ -223,7 +238,7 @@ class AllocationStore:
             self._injector.remove(tokens)
             self._log.info("allocations_released", pods=sorted(ended), adopted=[each.title for each in adopted])
             self.notify()
-        return dying
+        return UnreleasedPods(dying, unknown)
 
     def remove_orphans(self) -> None:
         """Remove folders and CDI files that belong to no container, in our checkpoint or in the kubelet's."""

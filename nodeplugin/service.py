@@ -19,7 +19,7 @@ from cluster.errors import ApiError
 from cluster.interface import Cluster
 from cluster.objects import NODES
 from nodeplugin.allocating import Allocator
-from nodeplugin.allocation_store import AllocationStore
+from nodeplugin.allocation_store import AllocationStore, UnreleasedPods
 from nodeplugin.cards import Card, NodeCards
 from nodeplugin.cgroups import running_pods
 from nodeplugin.checkpoint import CHECKPOINT_FILE, AllocationCheckpoint, BadCheckpoint, PodAllocation, read_checkpoint
@@ -255,11 +255,10 @@ class Service:
     def _reconcile_loop(self) -> None:
         """Release the allocations of pods that are gone, after pod changes and periodically."""
         resynced = time.monotonic()
-        swept, dying, retries = False, set[str](), 0
+        swept, unreleased, retries = False, UnreleasedPods(), 0
         while not self.ending.is_set():
-            # Pods that are gone while their processes still run hold their cards. Looking for them reads all of /proc,
-            # hence the backoff.
-            self._pods_changed.wait(RECONCILE_S if swept and not dying else RETRY_BACKOFF.delay_s(retries + 1))
+            # Looking for the processes of pods that are gone reads all of /proc, hence the backoff.
+            self._pods_changed.wait(RECONCILE_S if swept and not unreleased else RETRY_BACKOFF.delay_s(retries + 1))
             changed = self._pods_changed.is_set()
             if changed:
                 self.ending.wait(COALESCE_S)
@@ -271,9 +270,9 @@ class Service:
                     self.pods.save()
                 # On this thread, which makes no driver calls.
                 self.health.detect_hang()
-                if changed or dying or now - resynced > RESYNC_S or not swept:
-                    dying = self.allocations.release_ended()
-                    retries = retries + 1 if dying and not changed else 0
+                if changed or unreleased or now - resynced > RESYNC_S or not swept:
+                    unreleased = self.allocations.release_ended()
+                    retries = retries + 1 if unreleased and not changed else 0
                     resynced = now
                 # Once per start, and not before all pods are known.
                 if not swept and self.pods.informer.synced:

@@ -54,16 +54,16 @@ class Running:
                 env=os.environ | {"QUOTIENT_LOG_FORMAT": "json"},
             )
         if ready:
-            try:
-                eventually(self.is_ready, f"{self.log.name} to be ready", START_S)
-            except AssertionError as error:
-                raise AssertionError(f"{error}\n{self.log.read_text()[-3000:]}") from None
+            eventually(self.is_ready, f"{self.log.name} to be ready", START_S, self._log_end)
         return self
 
     def is_ready(self) -> bool:
         assert self.process is not None
-        assert self.process.poll() is None, f"{self.log.name} ended"
+        assert self.process.poll() is None, self._log_end()
         return self.ops("/readyz")[0] == 200
+
+    def _log_end(self) -> str:
+        return self.log.read_text()[-3000:]
 
     def ops(self, path: str) -> tuple[int, str]:
         """Get a path of the probes' port: status and body; status 0 and the error if there is no response."""

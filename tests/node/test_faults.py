@@ -12,7 +12,8 @@ import pytest
 from cluster.objects import NODES, PODS
 from tests.cluster.layout import NODE_NAME, NODE_PLUGIN
 from tests.node.driver import uuid
-from tests.node.node import CONTROL, NAMES, GpuNode, container, placement, wait_until
+from tests.node.node import CONTROL, NAMES, WAIT_S, GpuNode, container, placement, wait_until
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -136,15 +137,20 @@ def test_a_lost_checkpoint_is_rebuilt_from_the_kubelets(node: GpuNode, damage: s
 
 def test_containers_restart_without_the_api_server(node: GpuNode) -> None:
     """Also with a plugin that starts during the outage: it has its checkpoint and the saved pods."""
-    node.run("one", container("c0", 20, 4), placed=placement(c0=[(uuid(2), 20, 4 * MIB)]))
+    pod = node.run("one", container("c0", 20, 4), placed=placement(c0=[(uuid(2), 20, 4 * MIB)]))
+    # With its UID: the kubelet may keep the logs of an earlier pod of this name for a minute.
+    restarted = f"/var/log/pods/default_one_{pod.metadata.uid}/c0/1.log"
     node.cluster.kill("kube-apiserver")
     try:
         node.cluster.restart(NODE_PLUGIN)
         wait_until("the plugin to be registered", node.is_registered)
-        count = "ls /var/log/pods/default_one_*/c0/ | sort | tail -1"
-        before = node.cluster.enter("sh", "-c", count).stdout
         node.cluster.enter("sh", "-c", "pkill -9 -f 'sleep [1]000000'")
-        wait_until("the container to restart", lambda: node.cluster.enter("sh", "-c", count).stdout != before)
+        eventually(
+            lambda: node.cluster.enter("test", "-e", restarted).returncode == 0,
+            "the container to restart",
+            WAIT_S,
+            lambda: "\n".join(node.cluster.log_end(each, 30) for each in (NODE_PLUGIN, "kubelet")),
+        )
     finally:
         node.cluster.run("kube-apiserver")
         node.cluster.until("kube-apiserver to be ready", node.cluster.api_ready, "kube-apiserver")

@@ -167,10 +167,22 @@ def test_a_force_deleted_pod_keeps_its_cards_until_its_processes_end(machine: Ma
     machine.admit(pod("forced", container("c0", 100, 1)))
     machine.running.add("uid-forced")
     machine.pods.remove("uid-forced")
-    assert machine.allocations.release_ended() == {"uid-forced"}
+    assert machine.allocations.release_ended().dying == {"uid-forced"}
     assert "uid-forced" in machine.allocations.all()
     machine.running.clear()
-    assert machine.allocations.release_ended() == set()
+    assert not machine.allocations.release_ended()
+    assert machine.allocations.all() == {}
+
+
+def test_a_pod_is_kept_and_asked_about_again_while_the_api_server_does_not_answer(machine: Machine) -> None:
+    """It was deleted while no plugin ran, so the cache never had it."""
+    machine.admit(share("one", 2))
+    machine.pods.remove("uid-one")
+    machine.pods.is_server_down = True
+    assert machine.allocations.release_ended().unknown == {"uid-one"}
+    assert "uid-one" in machine.allocations.all()
+    machine.pods.is_server_down = False
+    assert not machine.allocations.release_ended()
     assert machine.allocations.all() == {}
 
 
