@@ -185,6 +185,8 @@ def test_no_pod_is_held_up_from_installation_to_removal(real: RealCluster) -> No
         creation.wait_for_more()
     assert not creation.errors
     assert cluster.get(PODS, "before", TEAM).metadata.uid == existing.metadata.uid
+    for name in ("before", "fits"):
+        cluster.delete(PODS, name, TEAM, grace_s=0)
     cluster.delete(CONFIG_MAPS, "gpu-quota", TEAM)
 
 
@@ -321,6 +323,9 @@ def test_the_scheduler_is_added_by_an_upgrade_and_outlasts_the_end_of_its_contai
         real.kubectl("wait", "-n", SYSTEM, killed, "--for=condition=Ready", "--timeout=60s")
         assert pods_of(real, "scheduler") == replicas
     run_helm(real, "uninstall", "quotient", "--wait")
+    for name in ("waiting", "without-kube-scheduler", "without-extender"):
+        # The other tests, in any order, have a quota for this namespace.
+        cluster.delete(PODS, name, TEAM, grace_s=0)
     cluster.delete(NODES, GPU_NODE, "")
     eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
 
