@@ -58,7 +58,7 @@ class ModelTasks:
         # The first model of a table is that of slots without a GPU.
         flags = [bool(name) and may_use_model(task.shape.options(), name) for task in tasks]
         self.allowed = np.array(flags, np.uint8)
-        follows = workload.cores * card_mib // CORES_PER_CARD // MIB_STEP
+        follows = workload.cores.astype(np.int64) * card_mib // CORES_PER_CARD // MIB_STEP
         absolute = -(-workload.memory_mib // MIB_STEP)
         needed = np.where(workload.memory_mib > 0, absolute, follows)
         # Whole GPUs are exclusive, whatever their memory.

@@ -23,9 +23,10 @@ class Host(Struct, frozen=True):
     def __sub__(self, other: "Host") -> "Host":
         return Host(self.cpu_milli - other.cpu_milli, self.mib - other.mib)
 
-    def covers(self, other: "Host") -> bool:
-        """Whether there is at least as much of both."""
-        return self.cpu_milli >= other.cpu_milli and self.mib >= other.mib
+    def covers(self, requested: "Host") -> bool:
+        """Whether there is as much as a pod requests. One that requests nothing also runs on an overcommitted node."""
+        has_cpu = not requested.cpu_milli or self.cpu_milli >= requested.cpu_milli
+        return has_cpu and (not requested.mib or self.mib >= requested.mib)
 
     def __or__(self, other: "Host") -> "Host":
         """Return the larger amount of each."""
@@ -33,22 +34,29 @@ class Host(Struct, frozen=True):
 
 
 NOTHING = Host()
+# A million CPUs, and a PiB: more counts as much. Pods may request what no array of numbers holds.
+MOST = 2**30
 # What counts as free of a node as long as it is not known.
-UNLIMITED = Host(2**30, 2**30)
+UNLIMITED = Host(MOST, MOST)
+
+
+def clamped(cpu_milli: int, mib: int) -> Host:
+    return Host(min(cpu_milli, MOST), min(mib, MOST))
 
 
 def allocatable_host(allocatable: Mapping[str, str]) -> Host:
     """Return what a node has for pods; unlimited if its status does not say."""
     cpu, memory = (quantity_nanos(allocatable.get(name)) for name in ("cpu", "memory"))
-    return Host(
-        UNLIMITED.cpu_milli if cpu is None else cpu // NANOS_PER_MILLI,
-        UNLIMITED.mib if memory is None else memory // NANOS_PER_MIB,
+    return clamped(
+        MOST if cpu is None else cpu // NANOS_PER_MILLI,
+        MOST if memory is None else memory // NANOS_PER_MIB,
     )
 
 
 def host_requests(spec: PodSpec) -> Host:
     """Return the most that a pod requests at any time: init containers run one after another, sidecars beside them."""
-    return most_at_any_time(((role, container_host(each)) for _, role, each in iter_containers(spec)), NOTHING)
+    most = most_at_any_time(((role, container_host(each)) for _, role, each in iter_containers(spec)), NOTHING)
+    return clamped(most.cpu_milli, most.mib)
 
 
 def container_host(container: Container) -> Host:
@@ -56,7 +64,7 @@ def container_host(container: Container) -> Host:
     # The API server copies limits to requests that are not set; a manifest has not been there yet.
     requested = {**(resources.limits or {}), **(resources.requests or {})}
     cpu, memory = (quantity_nanos(requested.get(name)) or 0 for name in ("cpu", "memory"))
-    return Host(-(-cpu // NANOS_PER_MILLI), -(-memory // NANOS_PER_MIB))
+    return clamped(-(-cpu // NANOS_PER_MILLI), -(-memory // NANOS_PER_MIB))
 
 
 def quantity_nanos(written: str | float | None) -> int | None:
