@@ -17,9 +17,9 @@ from vcuda.placement_strategies import BinPack, PlacementStrategy, Rank, Ranking
 from vcuda.vocabulary import Share
 
 # Costs are compared as whole numbers: in units of this part of a GPU.
-STEPS_PER_GPU = 2**22
-# More than any cost.
-MAX_COST = 2**12
+STEPS_PER_GPU = 2**20
+# Where GPUs are so scarce that costs are higher, nodes count as equal.
+MAX_COST = 2**14
 
 
 def cost_steps(cost: float) -> int:
