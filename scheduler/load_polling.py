@@ -4,9 +4,11 @@ What cannot be read counts as not busy: a node without a monitor must not get fe
 """
 
 import http.client
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -50,6 +52,8 @@ class LoadPoller:
     ) -> None:
         self._state, self._port, self._busy_percent, self._interval_s = state, port, busy_percent, interval_s
         self._is_active, self._token_file = is_active, token_file
+        # Reads that have begun: a node that answers byte by byte never times out by itself.
+        self._connections: set[http.client.HTTPConnection] = set()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
@@ -63,6 +67,7 @@ class LoadPoller:
 
     def stop(self) -> None:
         self._stopping.set()
+        self._abort()
         if self._thread.is_alive():
             self._thread.join(JOIN_TIMEOUT_S)
 
@@ -80,22 +85,30 @@ class LoadPoller:
         token = self._token_file.read_text().strip() if self._token_file.exists() else ""
         addresses = self._state.addresses()
         reads = {name: pool.submit(self._busy_gpus, address, token) for name, address in addresses.items()}
-        # As long as all of them may take one after another: a node that answers byte by byte holds up no other.
+        # As long as all of them may take one after another.
         wait(reads.values(), timeout=TIMEOUT_S * (1 + len(reads) // CLIENTS))
+        self._abort()
         unread = 0
         for name, read in reads.items():
-            uuids = read.result() if read.done() else None
-            read.cancel()
+            uuids = None if read.cancel() or not read.done() else read.result()
             unread += uuids is None
             self._state.set_busy(name, uuids or frozenset())
         if unread:
             self._log.info("load_unknown", nodes=unread, of=len(addresses))
+
+    def _abort(self) -> None:
+        """End the reads that still run: the next ones need their threads."""
+        for connection in self._connections.copy():
+            with suppress(OSError, AttributeError):
+                # None if it is not connected, or closed by now.
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _busy_gpus(self, address: str, token: str) -> frozenset[str] | None:
         """Return the GPUs of a node that are busy; None if the node does not say."""
         if self._stopping.is_set():
             return None
         connection = http.client.HTTPConnection(address, self._port, timeout=TIMEOUT_S)
+        self._connections.add(connection)
         try:
             connection.request("GET", "/usage", headers={"Authorization": f"Bearer {token}"} if token else {})
             response = connection.getresponse()
@@ -106,6 +119,7 @@ class LoadPoller:
         except (OSError, http.client.HTTPException, *DECODE_ERRORS):
             return None
         finally:
+            self._connections.discard(connection)
             connection.close()
         return frozenset(
             card.uuid for card in usage.cards if card.utilization is not None and card.utilization >= self._busy_percent

@@ -1,9 +1,11 @@
 """GPUs that are measured to be busy are ranked last, if that is configured."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -128,3 +130,39 @@ def test_what_the_monitor_says_is_read(
         poller.poll(pool)
     assert [each.is_busy for each in world.service.state.available_gpus("n", "")] == expected
     assert monitor.tokens == ["Bearer secret"]
+
+
+def test_a_node_that_answers_byte_by_byte_holds_up_no_other(world: World, monitor: Monitor) -> None:
+    """Its reads are ended with each poll, and take no thread from the next one."""
+    for name, address in (("n", "127.0.0.1"), ("slow", "127.0.0.2")):
+        world.add_node(name, 1)
+        status = {"status": {"addresses": [{"type": "InternalIP", "address": address}]}}
+        world.cluster.patch(NODES, name, "", status, subresource="status")
+    eventually(lambda: len(world.service.state.addresses()) == 2, "the addresses")
+    monitor.body = {"cards": [{"uuid": "GPU-n-0", "utilization": 100}]}
+    port = monitor.server.server_port
+    poller = LoadPoller(world.service.state, port=port, busy_percent=80, interval_s=1, is_active=lambda: True)
+    ending = threading.Event()
+    with socket.create_server(("127.0.0.2", port)) as slow, ThreadPoolExecutor(2) as pool:
+        thread = threading.Thread(target=drip, args=(slow, ending), daemon=True)
+        thread.start()
+        for _ in range(4):
+            world.service.state.set_busy("n", ())
+            poller.poll(pool)
+            assert [each.is_busy for each in world.service.state.available_gpus("n", "")] == [True]
+        ending.set()
+        thread.join(10)
+
+
+def drip(server: socket.socket, ending: threading.Event) -> None:
+    """Answer every connection with a byte now and then."""
+    connections = []
+    server.settimeout(0.1)
+    while not ending.wait(0.1):
+        with suppress(TimeoutError):
+            connections.append(server.accept()[0])
+        for each in connections:
+            with suppress(OSError):
+                each.send(b"H")
+    for each in connections:
+        each.close()
