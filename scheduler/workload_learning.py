@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import structlog
 
-from cluster.errors import ApiError
+from cluster.errors import AlreadyExists, ApiError, Conflict
 from scheduler.cluster_state import ClusterState
 from scheduler.pods import OtherPod, SchedulerPod
 from scheduler.workload_store import WorkloadStore
@@ -66,6 +66,16 @@ class WorkloadLearning:
         """Whether there is an estimate that takes effect some arrivals later."""
         return self._prepared is not None
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it continues what was stored."""
+        return self._is_loaded
+
+    def store_soon(self) -> None:
+        """Store what was learned without waiting for the next time that is due."""
+        self._stored_at = 0.0
+        self._due.set()
+
     def start(self) -> None:
         self._thread.start()
 
@@ -115,6 +125,11 @@ class WorkloadLearning:
             try:
                 if self._is_active():
                     self.step()
+                else:
+                    self._note_inactive()
+            except (Conflict, AlreadyExists):
+                # Another replica was active meanwhile, and has stored what it learned.
+                self._note_inactive()
             except (ApiError, Unavailable) as error:
                 self._log.warning("workload_not_stored", error=str(error))
                 self._stopping.wait(IDLE_S)
@@ -137,15 +152,21 @@ class WorkloadLearning:
             finally:
                 # One that cannot be prepared must not be tried forever: the next one is due some arrivals later.
                 self._begun = None
-            self._stored_at = 0.0
+            self.store_soon()
         if time.monotonic() >= self._stored_at + STORE_EVERY_S:
             self._store_now()
+
+    def _note_inactive(self) -> None:
+        """Have the stored history loaded again when this replica is active: another one continues it meanwhile."""
+        with self._state.lock:
+            self._is_loaded, self._begun, self._prepared = False, None, None
 
     def _load(self) -> None:
         history = self._store.load()
         with self._state.lock:
             if history is not None:
                 self.learner.restart(history)
+                self._stored_arrivals = history.arrivals
             else:
                 for pod in self._state.bound_pods():
                     self.note_pod(pod)

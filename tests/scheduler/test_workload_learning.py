@@ -148,3 +148,60 @@ def test_pods_that_no_node_could_hold_do_not_stop_learning(world: World) -> None
     for number in range(2 * DELAY):
         world.filter(world.add_pod(f"p{number}", container(cores=30)))
     eventually(lambda: world.service.learning.learner.estimate.version >= 1, "the estimate")
+
+
+def test_a_replica_that_is_active_again_continues_what_another_one_learned() -> None:
+    """It does not overwrite it with what it knew itself."""
+    world = World(lease="quotient-scheduler").start()
+    try:
+        world.hold_lease("own-pod")
+        world.add_node("n", 8)
+        eventually(world.service.is_active, "the lease")
+        eventually(lambda: world.service.learning.is_loaded, "the first load")
+        for number in range(FIRST):
+            world.filter(world.add_pod(f"p{number}", container(cores=30)))
+        eventually(lambda: is_stored(world), "the stored workload")
+        world.hold_lease("other-pod")
+        eventually(lambda: not world.service.learning.is_loaded, "the end of the lease")
+        other = decode_history(stored(world))
+        other.arrivals += 5000
+        data = {"data": {WORKLOAD_KEY: other.encode()}}
+        world.cluster.patch(CONFIG_MAPS, WORKLOAD_CONFIG_MAP, SYSTEM, data)
+        world.hold_lease("own-pod")
+        eventually(lambda: arrivals(world) == FIRST + 5000, "what the other replica learned")
+        world.filter(world.add_pod("last", container(cores=30)))
+        assert arrivals(world) == FIRST + 5001
+    finally:
+        world.stop()
+
+
+def test_what_another_replica_stored_is_not_overwritten(world: World) -> None:
+    """Also if this one has not noticed that it was not active meanwhile."""
+    world.add_node("n", 8)
+    learning = world.service.learning
+    for number in range(FIRST):
+        world.filter(world.add_pod(f"p{number}", container(cores=30)))
+    eventually(lambda: is_stored(world), "the stored workload")
+    other = decode_history(stored(world))
+    other.arrivals += 5000
+    world.cluster.patch(CONFIG_MAPS, WORKLOAD_CONFIG_MAP, SYSTEM, {"data": {WORKLOAD_KEY: other.encode()}})
+    world.filter(world.add_pod("last", container(cores=30)))
+    learning.store_soon()
+    eventually(lambda: arrivals(world) == FIRST + 5000, "what the other replica learned")
+    assert decode_history(stored(world)).arrivals == FIRST + 5000
+
+
+def test_amounts_that_no_array_holds_disturb_nobody(world: World) -> None:
+    """A tenant may write such a request, and the node that it names."""
+    world.add_node("n", 1)
+    plain = {"name": "c", "resources": {"requests": {"cpu": "9E", "memory": "9E"}}}
+    spec = {"containers": [plain, plain | {"name": "d"}], "nodeName": "n"}
+    for number in range(3):
+        odd = world.cluster.create(PODS, {"metadata": {"name": f"odd-{number}", "namespace": TEAM}, "spec": spec})
+    eventually(lambda: world.service.state.other_pod(odd.metadata.uid), "the odd pods")
+    amounts = container(cores=30)
+    amounts["resources"] = {kind: of | {"cpu": "9E", "memory": "9E"} for kind, of in amounts["resources"].items()}
+    for policy in ("fragmentation", "binpack", "topology"):
+        pod = world.add_pod(policy, amounts, annotations={NAMES.placement_policy: policy})
+        assert world.filter(pod)["NodeNames"] == ["n"]
+        world.service.state.release_claim(pod.metadata.uid)
