@@ -13,6 +13,7 @@ from scheduler.extender import Extender, result_of
 from scheduler.extender_api import ExtenderArgs, FilterResult, decode_body
 from scheduler.ledgers import Grant
 from vcuda.catalogue import memory_in_name_mib
+from vcuda.decision import BadRequest
 from vcuda.gpu_table import GpuTable
 from vcuda.inventory import Gpu, unavailable_reason
 from vcuda.node_fit import fit_nodes
@@ -22,7 +23,7 @@ from vcuda.scheme import Scheme
 from vcuda.vocabulary import CORES_PER_CARD
 
 NANOS = 10**9
-# More GPUs than any node has: a template is written by hand.
+# As many as a node can have: a template is written by hand.
 MAX_GPUS = 64
 
 
@@ -41,7 +42,7 @@ class DryRun:
         names, pod = list(args.names()), self._extender.read_pod(args.pod)
         if pod is None:
             return FilterResult(names)
-        grant = self._extender.grant(pod) if pod.uid else Grant(is_charged=True)
+        grant = self._extender.grant(pod, waits=False) if pod.uid else Grant(is_charged=True)
         if not grant.is_charged:
             return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names})
         with self._state.lock:
@@ -50,20 +51,23 @@ class DryRun:
             # What the pod has claimed, or is nominated for, is free for itself.
             if (holding := self._state.holding(pod.uid)) is not None:
                 table.give_back(holding.node, holding.usage)
-        for node in self._templates(args):
-            if node.metadata.name not in table and node.gpus:
-                add_template(table, node)
+        for raw in (args.whole_nodes or {}).values():
+            node = decode_body(bytes(raw), Node)
+            if node.metadata.name not in table:
+                add_template(table, self._template(node))
         return result_of(fit_nodes(table, names, query))
 
-    def _templates(self, args: ExtenderArgs) -> list[GpuNode]:
-        return [self._template(raw) for raw in (args.whole_nodes or {}).values()]
-
-    def _template(self, raw: msgspec.Raw) -> GpuNode:
-        node = decode_body(bytes(raw), Node)
-        reduced = gpu_node_of(node, self._scheme)
-        if reduced.gpus or not reduced.model:
+    def _template(self, node: Node) -> GpuNode:
+        """Return a node that does not exist yet; raises BadRequest if it is not clear which GPUs it has."""
+        reduced, names = gpu_node_of(node, self._scheme), self._scheme.names
+        if reduced.gpus:
             return reduced
-        count = gpu_count(node, self._scheme.names.core)
+        title = f"node {node.metadata.name}"
+        if names.inventory in node.metadata.annotations:
+            raise BadRequest(f"{title}: annotation {names.inventory}: no valid inventory of GPUs; correct or remove it")
+        count = gpu_count(node, names.core, title)
+        if count and not reduced.model:
+            raise BadRequest(f"{title}: label {names.model_label}: missing, or no model of a GPU; set it, as in T4")
         memory_mib = reduced.memory_mib or self._known_memory_mib(reduced.model)
         gpus = tuple(
             Gpu(
@@ -83,14 +87,18 @@ class DryRun:
 
 
 def add_template(table: GpuTable, node: GpuNode) -> None:
-    table.set_node(node.metadata.name, node.gpus, node.pool, unavailable_reason)
+    """Add a node to a table if it has GPUs."""
+    if node.gpus:
+        table.set_node(node.metadata.name, node.gpus, node.pool, unavailable_reason)
 
 
-def gpu_count(node: Node, core_resource: str) -> int:
+def gpu_count(node: Node, core_resource: str, title: str) -> int:
     """Return how many GPUs a template has: its allocatable cores in GPUs, 0 if it names none."""
     written = node.status.allocatable.get(core_resource) or node.status.capacity.get(core_resource) or "0"
     try:
-        cores = parse_quantity(written).nanos // NANOS
+        count = parse_quantity(written).nanos // NANOS // CORES_PER_CARD
     except QuantityError:
-        return 0
-    return min(cores // CORES_PER_CARD, MAX_GPUS)
+        raise BadRequest(f"{title}: {core_resource}: {written!r} is no number of cores; 100 is one GPU") from None
+    if not 0 <= count <= MAX_GPUS:
+        raise BadRequest(f"{title}: {core_resource}: {written} is more than {MAX_GPUS} GPUs of 100 cores each")
+    return count

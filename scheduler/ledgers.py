@@ -107,6 +107,11 @@ class LedgerCache:
             return self._cluster_mode is Mode.ENFORCE
         return snapshot.policy.effective_mode(self._cluster_mode) is Mode.ENFORCE
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether charges are waited for, as none was waited for in vain a moment ago."""
+        return self._clock() >= self._no_wait_until
+
     def wait_for_charge(self, namespace: str, pod: PodKey) -> Charge | None:
         """Return the charge of a pod; waits a moment for a ledger that may be on its way."""
         deadline = self._clock() + CHARGE_WAIT_S
@@ -124,14 +129,26 @@ class LedgerCache:
                 if generation == self._generation:
                     self._changed.wait(deadline - now)
 
-    def grant(self, namespace: str, pod: PodKey, request: PodRequest, unit_mib: int, cards: Mapping[str, int]) -> Grant:
+    def grant(
+        self,
+        namespace: str,
+        pod: PodKey,
+        request: PodRequest,
+        unit_mib: int,
+        cards: Mapping[str, int],
+        *,
+        waits: bool = True,
+    ) -> Grant:
         """Return what the quota allows a pod, given the memory of the largest GPU of each model."""
         snapshot = self.snapshot(namespace)
         if not self.needs_charge(namespace, snapshot):
             if snapshot is None or namespace == self._system_namespace:
                 return Grant(is_charged=True)
             return Grant(is_charged=True, pools=snapshot.policy.pools, placement=snapshot.policy.placement or None)
-        charge = self.wait_for_charge(namespace, pod)
+        if waits:
+            charge = self.wait_for_charge(namespace, pod)
+        else:
+            charge = snapshot.charge(pod) if snapshot is not None else None
         # Read again: the charge may have arrived with a newer one.
         snapshot = self.snapshot(namespace)
         if charge is None or snapshot is None:

@@ -88,3 +88,38 @@ def test_an_unknown_parameter_is_refused(world: World, query: str) -> None:
     pod = world.add_pod("p")
     world.call(f"filter?{query}", {"Pod": world.raw(pod), "NodeNames": []}, status=400)
     world.call("bind?dryRun=true", {}, status=400)
+
+
+@pytest.mark.parametrize(
+    ("labels", "amount", "annotations", "text"),
+    [
+        ({}, "400", {}, "node x: label inspur.com/gpu-model: missing, or no model of a GPU; set it, as in T4"),
+        ({NAMES.model_label: "T4"}, "four", {}, "node x: inspur.com/vcuda-core: 'four' is no number of cores"),
+        ({NAMES.model_label: "T4"}, "6500", {}, "node x: inspur.com/vcuda-core: 6500 is more than 64 GPUs"),
+        ({NAMES.model_label: "T4"}, "400", {NAMES.inventory: "{"}, "node x: annotation inspur.com/gpu-inventory"),
+    ],
+    ids=["no model", "no number", "too many GPUs", "an invalid inventory"],
+)
+def test_a_template_whose_gpus_are_not_clear_is_refused(
+    world: World, labels: dict[str, str], amount: str, annotations: dict[str, str], text: str
+) -> None:
+    node = {
+        "metadata": {"name": "x", "labels": labels, "annotations": annotations},
+        "status": {"allocatable": {NAMES.core: amount}},
+    }
+    pod = world.raw(world.add_pod("p"))
+    assert text in world.call(DRY, {"Pod": pod, "Nodes": {"items": [node]}}, status=400)
+
+
+def test_names_and_templates_are_not_mixed(world: World) -> None:
+    """One of them would be left out without a word."""
+    body = {"Pod": world.raw(world.add_pod("p")), "NodeNames": ["n"], "Nodes": {"items": [template("x")]}}
+    assert "send the names of the nodes, or the nodes" in world.call(DRY, body, status=400)
+
+
+def test_a_dry_run_does_not_wait_for_a_charge(world: World) -> None:
+    """Else pods that are really filtered would not be waited for."""
+    world.add_node("n", 1)
+    pod = world.add_pod("p", charged_for=None)
+    world.call(DRY, {"Pod": world.raw(pod), "NodeNames": ["n"]})
+    assert world.service.ledgers.may_wait
