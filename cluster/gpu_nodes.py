@@ -1,9 +1,11 @@
 """The GPUs of a node, reduced to what accounting needs: a cluster's Node objects are large, and all are cached."""
 
+from collections.abc import Mapping
+
 from cluster.objects import Node, Object
 from vcuda.catalogue import CardModel
 from vcuda.gpu_model import is_model, parse_model
-from vcuda.host import UNLIMITED, Host, allocatable_host
+from vcuda.host import UNLIMITED, Host, allocatable_host, quantity_nanos
 from vcuda.inventory import Gpu, decode_inventory
 from vcuda.names import (
     ANCESTOR_MODEL_LABELS,
@@ -16,6 +18,7 @@ from vcuda.scheme import Scheme
 
 READY, UNKNOWN = "Ready", "Unknown"
 INTERNAL_IP = "InternalIP"
+NANOS = 10**9
 
 
 class GpuNode(Object, frozen=True, kw_only=True):
@@ -31,6 +34,8 @@ class GpuNode(Object, frozen=True, kw_only=True):
     lost: bool = False
     # What the node itself has for pods.
     host: Host = UNLIMITED
+    # How many cores and memory units kube-scheduler counts on the node; None if its status does not say.
+    counts: tuple[int, int] | None = None
     # Its address inside the cluster.
     address: str = ""
 
@@ -56,8 +61,15 @@ def gpu_node_of(node: Node, scheme: Scheme) -> GpuNode:
         pool=next((labels[key] for key in (scheme.names.pool_label, *ANCESTOR_POOL_LABELS) if key in labels), ""),
         lost=UNKNOWN in ready,
         host=allocatable_host(node.status.allocatable),
+        counts=allocatable_counts(node.status.allocatable, scheme),
         address=next((each.address for each in node.status.addresses if each.type == INTERNAL_IP), ""),
     )
+
+
+def allocatable_counts(allocatable: Mapping[str, str], scheme: Scheme) -> tuple[int, int] | None:
+    """Return the cores and the memory units of a node's status; None if they are not there."""
+    cores, units = (quantity_nanos(allocatable.get(name)) for name in (scheme.names.core, scheme.names.memory))
+    return None if cores is None or units is None else (cores // NANOS, units // NANOS)
 
 
 def model_in_labels(labels: dict[str, str], scheme: Scheme) -> str:

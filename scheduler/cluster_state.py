@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from cluster.gpu_nodes import GpuNode
 from scheduler.holdings import Holding, Holdings
-from scheduler.nominations import Nomination, Nominations
+from scheduler.nominations import MAX_ENDING_S, Nomination, Nominations
 from scheduler.pods import OtherPod, SchedulerPod, bound_usage
 from vcuda.decision import Unavailable
 from vcuda.fit_query import FitQuery
@@ -31,6 +31,9 @@ from vcuda.quota_usage import Charge
 from vcuda.recent import keep_recent
 
 MAX_GONE = 10_000
+# For how long the GPUs of victims that have ended are left to the pod that is nominated for them: kube-scheduler may
+# ask meanwhile whom to evict, if its watch is behind.
+SETTLING_S = 15.0
 
 
 class Claim(Struct):
@@ -65,12 +68,14 @@ class ClusterState:
     """Thread-safe. `on_room` is called, with the lock held, with every node of which GPUs may have become free."""
 
     def __init__(self, unit_mib: int, clock: Callable[[], float], estimate: WorkloadEstimate | None = None) -> None:
-        self._unit_mib, self._clock = unit_mib, clock
+        self.unit_mib, self._clock = unit_mib, clock
         # Guards everything below: a pod is filtered and its GPUs are claimed in one step.
         self.lock = threading.RLock()
         self.table = GpuTable()
         self._nodes: dict[str, GpuNode] = {}
         self._pods: dict[str, SchedulerPod] = {}
+        # Bound pods without GPUs, by UID.
+        self._other_pods: dict[str, OtherPod] = {}
         self._claims: dict[str, Claim] = {}
         self._holdings = Holdings(self.table)
         self._nominations = Nominations(self.table, self._holdings, self._claims.__contains__)
@@ -137,7 +142,7 @@ class ClusterState:
             claim, pod, holding = self._claims.get(uid), self._pods.get(uid), self._holdings.get(uid)
             usage = holding.usage if holding else {}
             if claim is None and pod is not None and pod.node:
-                usage = bound_usage(pod, self.table.available_gpus(name), self._unit_mib)
+                usage = bound_usage(pod, self.table.available_gpus(name), self.unit_mib)
             self._holdings.take_again(uid, usage)
 
     def _is_placed(self, uid: str, gpus: set[str]) -> bool:
@@ -207,6 +212,10 @@ class ClusterState:
     def handle_other_pod(self, old: OtherPod | None, new: OtherPod | None) -> None:
         """Take over a change of a pod without GPUs."""
         with self.lock:
+            if old is not None:
+                self._other_pods.pop(old.metadata.uid, None)
+            if new is not None:
+                self._other_pods[new.metadata.uid] = new
             if old is not None and new is not None and (old.node, old.host) == (new.node, new.host):
                 return
             if old is not None:
@@ -223,7 +232,7 @@ class ClusterState:
         if before is not None and claim is None and holding is not None and has_same_gpus(before, pod):
             return
         self._holdings.give_back(pod.uid)
-        self._holdings.take(pod, pod.node, bound_usage(pod, self.table.available_gpus(pod.node), self._unit_mib))
+        self._holdings.take(pod, pod.node, bound_usage(pod, self.table.available_gpus(pod.node), self.unit_mib))
         if claim is None or (claim.node, claim.placed) != (pod.node, pod.placed):
             # It got other GPUs than were taken for it.
             self.on_room(holding.node if holding else pod.node)
@@ -276,6 +285,11 @@ class ClusterState:
             self._priorities[pod.priority] += change
             if not self._priorities[pod.priority]:
                 del self._priorities[pod.priority]
+
+    def other_pod(self, uid: str) -> OtherPod | None:
+        """Return a bound pod without GPUs."""
+        with self.lock:
+            return self._other_pods.get(uid)
 
     def has_lower_priority(self, priority: int) -> bool:
         """Whether there is a bound GPU pod of a lower priority, which could be evicted."""
@@ -409,7 +423,15 @@ class ClusterState:
         """Hold GPUs for a pod from the moment that its victims end, instead of what it was nominated for before."""
         with self.lock:
             self.end_nomination(pod.uid)
-            self._nominations.add(Nomination(pod, node, placed, frozenset(victims), self._clock() + timeout_s))
+            now = self._clock()
+            self._nominations.add(
+                Nomination(pod, node, placed, frozenset(victims), now + timeout_s, now + timeout_s + MAX_ENDING_S)
+            )
+            # Pods of lower priority that await the same GPUs do so no longer.
+            for uid in self._nominations.below(pod.priority):
+                other = self._nominations.get(uid)
+                if other is not None and other.node == node and self._nominations.is_outranked(uid):
+                    self.end_nomination(uid)
 
     def end_nomination(self, uid: str) -> None:
         with self.lock:
@@ -430,11 +452,18 @@ class ClusterState:
             for uid in outranked:
                 self.end_nomination(uid)
 
-    def awaits_victims(self, uid: str) -> bool:
-        """Whether a pod is nominated for GPUs of pods that have not ended yet."""
+    def awaits_room(self, uid: str) -> bool:
+        """Whether a pod is nominated for GPUs of pods that have not ended yet, or a moment ago."""
         with self.lock:
             nomination = self._nominations.get(uid)
-            return nomination is not None and any(each in self._pods for each in nomination.victims)
+            if nomination is None:
+                return False
+            return not nomination.is_free or self._clock() < nomination.free_since + SETTLING_S
+
+    def victims(self) -> set[str]:
+        """Return the pods whose end a nominated pod waits for."""
+        with self.lock:
+            return self._nominations.victims()
 
     def outranked_by(self, priority: int) -> list[str]:
         """Return the nominated pods of a lower priority, which may not keep GPUs from a pod of this one."""
@@ -461,14 +490,23 @@ class ClusterState:
             held = [(self._pods.get(uid), self._holdings.get(uid)) for uid in self._holdings.pods_on(node)]
             return [(pod, holding) for pod, holding in held if pod is not None and holding is not None and pod.node]
 
-    def unbound_nominated(self) -> list[SchedulerPod]:
-        """Return the pods that kube-scheduler has nominated a node for, and which hold nothing of it."""
+    def unrestored(self) -> list[SchedulerPod]:
+        """Return the pods that a process before this one has nominated a node for, and which hold nothing of it."""
         with self.lock:
             return [
                 pod
                 for pod in self._pods.values()
-                if pod.nominated_node and not pod.node and self._holdings.get(pod.uid) is None
+                if pod.nominated_node
+                and not pod.node
+                and not pod.is_deleting
+                and self._holdings.get(pod.uid) is None
+                and not self._nominations.is_known(pod.uid, pod.nominated_node)
             ]
+
+    def note_restored(self, uid: str, node: str) -> None:
+        """Note that the nomination of an earlier process is not to be restored any more."""
+        with self.lock:
+            self._nominations.note_known(uid, node)
 
     def excluded_by_members(self, pod: SchedulerPod) -> dict[str, tuple[str, ...] | None]:
         """Return the nodes or GPUs that other members of a pod's workload use, if it asks to be spread."""

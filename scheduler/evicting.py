@@ -11,6 +11,8 @@ from cluster.interface import Cluster
 from cluster.objects import PODS
 from scheduler.cluster_state import ClusterState
 from scheduler.extender import Extender
+from scheduler.node_candidates import Preemptor
+from scheduler.nominations import Nomination
 from scheduler.pods import SchedulerPod
 from scheduler.preemption import Preemption, PreemptionPlanner
 from scheduler.reporting import Reporter
@@ -29,6 +31,8 @@ MAX_REFUSED = 256
 EVICTION_TRIES, RETRY_S = 5, 1.0
 # How long the Evictions of one pod may take.
 EVICTED_WITHIN_S = 60.0
+# How long a pod is not tried again that the API server did not evict, and how many plans are tried without such pods.
+SPARED_S, MAX_SPARED, PLANS = 300.0, 1000, 3
 CALL_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 10.0
 
@@ -54,6 +58,8 @@ class Evictor:
         # Guards `_refused`: pods, with the nodes that passed kube-scheduler's own filters, and when.
         self._lock = threading.Lock()
         self._refused: dict[str, tuple[SchedulerPod, Sequence[str], float]] = {}
+        # Pods that the API server did not evict, by UID, and until when they are left out. Used by the thread alone.
+        self._spared: dict[str, float] = {}
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="evictor", daemon=True)
@@ -104,32 +110,40 @@ class Evictor:
 
     def make_room(self, pod: SchedulerPod, nodes: Sequence[str]) -> None:
         """Evict pods for one that waits, or say on the pod that it would help."""
-        grant = self._extender.grant(pod)
-        if not grant.is_charged:
-            return
-        query = self._extender.query(pod, grant)
-        with self._state.lock:
-            if not self._is_waiting(pod):
+        for _ in range(PLANS):
+            found = self._plan(pod, nodes)
+            if found is None:
                 return
-            # Room may have appeared since it was refused: kube-scheduler will ask again.
-            if (self._state.fit(query, nodes).problems == NodeProblem.NONE).any():
+            if not self._is_enabled:
+                self._reporter.report_preemptable(pod, found.victims.node, len(found.victims.pods))
                 return
-            found = self._planner.plan(pod, query, nodes, is_strict=True)
-            if found is None or (not self._is_enabled and not found.uids):
+            own = self._state.nomination(pod.uid)
+            if not found.uids or self._evict_all(pod, found):
                 return
-            if self._is_enabled:
-                # Before anything is evicted: the room must not be taken by another pod.
-                node = found.victims.node
-                self._state.nominate(pod, node, found.placed, found.awaited, timeout_s=EVICTED_WITHIN_S)
-                own = self._state.nomination(pod.uid)
-        if not self._is_enabled:
-            self._reporter.report_preemptable(pod, found.victims.node, len(found.victims.pods))
-            return
-        if found.uids and not self._evict_all(pod, found):
             with self._state.lock:
                 # Not another one, which kube-scheduler may have asked for meanwhile.
                 if self._state.nomination(pod.uid) is own:
                     self._state.end_nomination(pod.uid)
+
+    def _plan(self, pod: SchedulerPod, nodes: Sequence[str]) -> Preemption | None:
+        """Choose victims and, if they are to be evicted, nominate the pod; None if nothing is to be done."""
+        grant = self._extender.grant(pod)
+        if not grant.is_charged:
+            return None
+        query, now = self._extender.query(pod, grant), time.monotonic()
+        self._spared = {uid: until for uid, until in self._spared.items() if until > now}
+        with self._state.lock:
+            # Room may have appeared since it was refused: kube-scheduler will ask again.
+            if not self._is_waiting(pod) or (self._state.fit(query, nodes).problems == NodeProblem.NONE).any():
+                return None
+            found = self._planner.plan(Preemptor(pod, query, evicts=True, spared=self._spared), nodes)
+            if found is None or (not self._is_enabled and not found.uids):
+                return None
+            if self._is_enabled:
+                # Before anything is evicted: the room must not be taken by another pod.
+                node = found.victims.node
+                self._state.nominate(pod, node, found.placed, found.awaited, timeout_s=EVICTED_WITHIN_S)
+            return found
 
     def _is_waiting(self, pod: SchedulerPod) -> bool:
         state = self._state
@@ -143,16 +157,36 @@ class Evictor:
             current = self._cluster.get(PODS, pod.metadata.name, pod.metadata.namespace)
             if current.metadata.uid != pod.uid or current.metadata.deletion_timestamp or current.spec.node_name:
                 return False
-            # All or none: where one cannot be evicted, the others would be in vain.
-            for victim in victims:
-                self._evict(victim, dry_run=True)
         except (ApiError, Unavailable) as error:
             self._log.info("eviction_not_possible", pod=pod.title, node=node, error=str(error))
             return False
+        # All or none: where one cannot be evicted, the others would be in vain.
+        checked = [self._is_evictable(pod, victim) for victim in victims]
+        if not all(checked):
+            return False
         self._reporter.report_preempting(pod, node, len(victims))
         self._nominate(pod, node)
-        evicted = sum([self._evict_patiently(pod, victim) for victim in victims])
+        nomination = self._state.nomination(pod.uid)
+        evicted = sum([self._evict_patiently(pod, victim, nomination) for victim in victims])
         return evicted > 0
+
+    def _is_evictable(self, pod: SchedulerPod, victim: PreemptablePod) -> bool:
+        """Whether the API server would evict a pod; one that it would not is left out for a while."""
+        try:
+            self._evict(victim, dry_run=True)
+        except (NotFound, Conflict):
+            # It has ended: the choice is to be made again without it.
+            return False
+        except (ApiError, Unavailable) as error:
+            self._log.info("eviction_not_possible", pod=pod.title, victim=victim.title, error=str(error))
+            keep_recent(self._spared, victim.uid, time.monotonic() + SPARED_S, MAX_SPARED)
+            return False
+        return True
+
+    def _is_wanted(self, pod: SchedulerPod, nomination: Nomination | None) -> bool:
+        """Whether a pod still waits for what it was nominated for: not if it was deleted, say."""
+        state = self._state
+        return nomination is not None and state.nomination(pod.uid) is nomination and self._is_active()
 
     def _nominate(self, pod: SchedulerPod, node: str) -> None:
         """Tell kube-scheduler, which then counts the pod on that node; it works without, too."""
@@ -162,10 +196,12 @@ class Evictor:
         except (ApiError, Unavailable) as error:
             self._log.warning("pod_not_nominated", pod=pod.title, node=node, error=str(error))
 
-    def _evict_patiently(self, pod: SchedulerPod, victim: PreemptablePod) -> bool:
+    def _evict_patiently(self, pod: SchedulerPod, victim: PreemptablePod, nomination: Nomination | None) -> bool:
         # Read before: the watch forgets a pod as soon as it has ended.
         evicted = self._state.pod(victim.uid)
         for _ in range(EVICTION_TRIES):
+            if not self._is_wanted(pod, nomination):
+                return False
             try:
                 self._evict(victim)
             except (NotFound, Conflict):

@@ -78,7 +78,7 @@ class Extender:
         if pod is None:
             return FilterResult(names)
         spec = args.pod.spec
-        self._check_unbound(pod)
+        self.check_unbound(pod)
         self._state.void_group(pod.uid, spec.group)
         # About a nominated node kube-scheduler asks alone, before it asks about all others.
         is_nominated = len(names) == 1 and names[0] == args.pod.status.nominated_node_name
@@ -107,7 +107,7 @@ class Extender:
         timeout_s = self._settings.volume_timeout_s if spec.waits_before_binding else self._settings.claim_timeout_s
         with self._state.lock:
             # With the lock: what a pod claims or waits for ends when the watch shows its end.
-            self._check_unbound(pod)
+            self.check_unbound(pod)
             if not grant.is_charged:
                 self._wait(WaitingPod(pod, events, UNCHARGED, reads_ledger=True))
                 self._reporter.report_uncharged(pod)
@@ -157,7 +157,7 @@ class Extender:
     def read_pod(self, pod: ExtenderPod) -> SchedulerPod | None:
         return reduce_pod(pod.metadata, pod.spec, pod.status, self._scheme)
 
-    def _check_unbound(self, pod: SchedulerPod) -> None:
+    def check_unbound(self, pod: SchedulerPod) -> None:
         """Raise Unavailable if the pod cannot be filtered now: kube-scheduler then tries again later."""
         if self._state.is_gone(pod.uid):
             raise Unavailable(f"pod {pod.title} has ended or was deleted")
@@ -167,10 +167,13 @@ class Extender:
         if claim is not None:
             claim.check_not_binding()
 
-    def grant(self, pod: SchedulerPod) -> Grant:
-        """Return what the quota allows a pod, without models that were refused for it since its ledger last changed."""
+    def grant(self, pod: SchedulerPod, *, waits: bool = True) -> Grant:
+        """Return what the quota allows a pod, without models that were refused for it since its ledger last changed.
+
+        `waits` for a charge that may be on its way.
+        """
         namespace, cards = pod.metadata.namespace, self._state.card_sizes_mib()
-        grant = self._ledgers.grant(namespace, pod.key, pod.request, self._scheme.unit_mib, cards)
+        grant = self._ledgers.grant(namespace, pod.key, pod.request, self._scheme.unit_mib, cards, waits=waits)
         version, refused = self._refused.get(pod.uid, ("", set()))
         if not refused:
             return grant

@@ -189,7 +189,7 @@ class WholeVictims(Struct, frozen=True):
 class PreemptionArgs(Struct, frozen=True):
     """A pod, and the victims that kube-scheduler has found on each node; newer versions send nodes without any, too."""
 
-    pod: ExtenderPod = field(name="Pod")
+    pod: ExtenderPod | None = field(name="Pod", default=None)
     meta_victims: dict[str, MetaVictims] | None = field(name="NodeNameToMetaVictims", default=None)
     victims: dict[str, WholeVictims] | None = field(name="NodeNameToVictims", default=None)
 
@@ -199,6 +199,38 @@ class PreemptionArgs(Struct, frozen=True):
             for node, each in (self.victims or {}).items()
         }
         return whole | (self.meta_victims or {})
+
+
+class LowerCaseMetaPod(Struct, frozen=True):
+    uid: str = ""
+
+
+class LowerCaseMetaVictims(Struct, frozen=True, rename="camel"):
+    pods: list[LowerCaseMetaPod] | None = None
+    violations: int = field(name="numPDBViolations", default=0)
+
+
+class LowerCaseVictims(Struct, frozen=True, rename="camel"):
+    pods: list[Object] | None = None
+    violations: int = field(name="numPDBViolations", default=0)
+
+
+class LowerCasePreemptionArgs(Struct, frozen=True, rename="camel"):
+    """The same as in the Policy file's time."""
+
+    pod: ExtenderPod | None = None
+    node_name_to_meta_victims: dict[str, LowerCaseMetaVictims] | None = None
+    node_name_to_victims: dict[str, LowerCaseVictims] | None = None
+
+    def plain(self) -> PreemptionArgs:
+        meta = {
+            node: MetaVictims.of([pod.uid for pod in each.pods or ()], each.violations)
+            for node, each in (self.node_name_to_meta_victims or {}).items()
+        }
+        whole = {
+            node: WholeVictims(each.pods, each.violations) for node, each in (self.node_name_to_victims or {}).items()
+        }
+        return PreemptionArgs(self.pod, meta, whole)
 
 
 class PreemptionResult(Struct, frozen=True):
@@ -233,10 +265,22 @@ def decode_args(body: bytes) -> ExtenderArgs:
     if pod is None:
         raise BadRequest("Pod: missing; send the pod to be scheduled")
     if names != b"null":
+        if nodes is not None and nodes.items:
+            raise BadRequest("NodeNames, Nodes: both are there; send the names of the nodes, or the nodes")
         return ExtenderArgs(pod, names, None)
     if nodes is None:
         raise BadRequest("NodeNames: missing; send the names of the nodes, or the nodes in Nodes")
     return ExtenderArgs(pod, b"", nodes.by_name())
+
+
+def decode_preemption(body: bytes) -> PreemptionArgs:
+    """Decode the request of preempt; raises BadRequest."""
+    args = decode_body(body, PreemptionArgs)
+    if args.pod is None:
+        args = decode_body(body, LowerCasePreemptionArgs).plain()
+    if args.pod is None:
+        raise BadRequest("Pod: missing; send the pod for which others may be evicted")
+    return args
 
 
 def decode_binding(body: bytes) -> BindingArgs:

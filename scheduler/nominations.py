@@ -14,9 +14,14 @@ from scheduler.pods import SchedulerPod
 from vcuda.gpu_availability import NO_USAGE, sum_usage
 from vcuda.gpu_table import GpuTable
 from vcuda.placement import PlacedSlices, peak_usage
+from vcuda.recent import keep_recent
 
 # How long a pod keeps its GPUs after the last victim has begun to end.
 NOMINATED_S = 180.0
+# How long victims may take to end: their owners choose their grace periods.
+MAX_ENDING_S = 900.0
+# Pods that were nominated: a nomination that has ended is not restored.
+MAX_KNOWN = 10_000
 
 
 class Nomination(Struct):
@@ -31,8 +36,11 @@ class Nomination(Struct):
     placed: PlacedSlices
     victims: frozenset[str]
     expires_at: float
-    # Whether all victims have ended.
+    # Until when victims that are ending are waited for.
+    last_at: float = 0.0
+    # Whether all victims have ended, and when that was noticed.
     is_free: bool = False
+    free_since: float = 0.0
 
 
 class Nominations:
@@ -41,6 +49,7 @@ class Nominations:
     def __init__(self, table: GpuTable, holdings: Holdings, has_claim: Callable[[str], bool]) -> None:
         self._table, self._holdings, self._has_claim = table, holdings, has_claim
         self._by_pod: dict[str, Nomination] = {}
+        self._known: dict[tuple[str, str], None] = {}
 
     def __iter__(self) -> Iterator[Nomination]:
         return iter(list(self._by_pod.values()))
@@ -50,7 +59,19 @@ class Nominations:
 
     def add(self, nomination: Nomination) -> None:
         self._by_pod[nomination.pod.uid] = nomination
+        self.note_known(nomination.pod.uid, nomination.node)
         self.hold(nomination.pod.uid)
+
+    def note_known(self, uid: str, node: str) -> None:
+        """Note that a pod need not be nominated for a node because an earlier process did that."""
+        keep_recent(self._known, (uid, node), None, MAX_KNOWN)
+
+    def is_known(self, uid: str, node: str) -> bool:
+        return (uid, node) in self._known
+
+    def victims(self) -> set[str]:
+        """Return the victims of all nominations."""
+        return {uid for each in self._by_pod.values() for uid in each.victims}
 
     def remove(self, uid: str) -> Nomination | None:
         """Forget a nomination; what the pod holds stays."""
@@ -66,7 +87,9 @@ class Nominations:
     @contextmanager
     def suspended(self, uids: Iterable[str]) -> Iterator[list[str]]:
         """Decide as if these pods were not nominated; at the end the list has those whose GPUs were taken meanwhile."""
-        suspended = [uid for uid in uids if uid in self._by_pod and not self._has_claim(uid)]
+        known = [uid for uid in uids if uid in self._by_pod and not self._has_claim(uid)]
+        # The most important ones take their GPUs again first.
+        suspended = sorted(known, key=lambda uid: self._by_pod[uid].pod.queue_position)
         outranked: list[str] = []
         for uid in suspended:
             self._holdings.give_back(uid)
@@ -75,15 +98,17 @@ class Nominations:
         finally:
             for uid in suspended:
                 self.hold(uid)
-                if self._is_outranked(uid):
+                if self.is_outranked(uid):
                     outranked.append(uid)
 
-    def _is_outranked(self, uid: str) -> bool:
-        """Whether the GPUs of a nomination would not be free although its victims had ended."""
+    def is_outranked(self, uid: str) -> bool:
+        """Whether the GPUs of a nomination would not be free although all victims had ended."""
         nomination = self._by_pod[uid]
         if self._has_claim(uid):
             return False
-        ending = sum_usage(held.usage for each in nomination.victims if (held := self._holdings.get(each)) is not None)
+        # Those of other nominations as well: two pods may wait for two parts of one GPU.
+        victims = self.victims()
+        ending = sum_usage(held.usage for each in victims if (held := self._holdings.get(each)) is not None)
         used = peak_usage(nomination.pod.request, nomination.placed)
         for each in self._table.available_gpus(nomination.node):
             cores, mib = ending.get(each.gpu.uuid, NO_USAGE)
@@ -100,9 +125,11 @@ class Nominations:
         expired = []
         for uid, each in self._by_pod.items():
             victims = [pod for victim in each.victims if (pod := running(victim)) is not None]
-            if any(pod.is_deleting for pod in victims) or (not victims and not each.is_free):
-                # The time begins again as long as victims are ending, and when the last one has ended.
-                each.expires_at, each.is_free = now + NOMINATED_S, not victims
+            if not victims and not each.is_free:
+                each.expires_at, each.is_free, each.free_since = now + NOMINATED_S, True, now
+            elif any(pod.is_deleting for pod in victims) and now < each.last_at:
+                # The time begins again as long as victims are ending.
+                each.expires_at = now + NOMINATED_S
             elif each.expires_at <= now and not self._has_claim(uid):
                 expired.append(each)
         return expired

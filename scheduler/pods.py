@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 
 from msgspec import field
 
@@ -22,7 +21,7 @@ from vcuda.request import PodRequest, request_held_by
 from vcuda.scheme import Scheme
 
 POD_SCHEDULED = "PodScheduled"
-# Labels that are kept of a pod: every GPU pod is cached, and tenants write them. The Eviction API reads all of them.
+# Labels that are kept of a pod: every GPU pod is cached, and tenants write them.
 MAX_LABELS = 64
 # The preemption policy of pods for which no others are evicted.
 NEVER = "Never"
@@ -47,13 +46,15 @@ class SchedulerPod(Object, frozen=True, kw_only=True):
     created_s: float = 0.0
     has_ended: bool = False
     is_deleting: bool = False
+    # When its grace period is over, if it is being deleted; its owner chooses the period.
+    ends_s: float = 0.0
     scheduling_failure: str = ""
     # The node on which kube-scheduler, or the preemptor, has made room for it; and whether pods may be evicted for it.
     nominated_node: str = ""
     may_preempt: bool = True
-    # When it began to run, and its labels: for PodDisruptionBudgets.
+    # When it began to run; and its labels, for PodDisruptionBudgets, None if there are too many.
     started_s: float = 0.0
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] | None = field(default_factory=dict)
     # What it requests of the node's own CPU and memory.
     host: Host = Host()
 
@@ -86,6 +87,8 @@ class OtherPod(Object, frozen=True, kw_only=True):
 
     node: str
     host: Host
+    priority: int = 0
+    started_s: float = 0.0
 
 
 def scheduler_pod_of(pod: Pod, scheme: Scheme) -> SchedulerPod | None:
@@ -100,7 +103,13 @@ def cached_pod_of(pod: Pod, scheme: Scheme) -> SchedulerPod | OtherPod | None:
         return gpu_pod
     if not pod.spec.node_name or pod.status.has_ended:
         return None
-    return OtherPod(metadata=pod.metadata.identity(), node=pod.spec.node_name, host=host_requests(pod.spec))
+    return OtherPod(
+        metadata=pod.metadata.identity(),
+        node=pod.spec.node_name,
+        host=host_requests(pod.spec),
+        priority=pod.spec.priority or 0,
+        started_s=seconds_of(pod.status.start_time),
+    )
 
 
 def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Scheme) -> SchedulerPod | None:
@@ -124,11 +133,12 @@ def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Sch
         created_s=seconds_of(metadata.creation_timestamp),
         has_ended=status.has_ended,
         is_deleting=metadata.deletion_timestamp is not None,
+        ends_s=seconds_of(metadata.deletion_timestamp),
         scheduling_failure=f"{failures[0].reason}: {failures[0].message}" if failures else "",
         nominated_node=status.nominated_node_name,
         may_preempt=spec.preemption_policy != NEVER,
         started_s=seconds_of(status.start_time),
-        labels=dict(islice(metadata.labels.items(), MAX_LABELS)),
+        labels=metadata.labels if len(metadata.labels) <= MAX_LABELS else None,
         host=host_requests(spec),
     )
 

@@ -5,7 +5,9 @@ but no GPU does, it finds no pod to evict and does not ask; then pods are evicte
 configuration allows that. Either way the pod is nominated for the GPUs, so that no other one takes them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 from msgspec import Struct
@@ -15,41 +17,46 @@ from scheduler.cluster_state import ClusterState
 from scheduler.disruption_budgets import BudgetSnapshot, DisruptionBudgets
 from scheduler.extender import Extender
 from scheduler.extender_api import MetaVictims, PreemptionArgs
+from scheduler.node_candidates import CandidateReader, NodeCandidates, Preemptor
 from scheduler.pods import SchedulerPod
-from vcuda.fit_query import FitQuery
-from vcuda.gpu_availability import GpuAvailability, GpuUsage, sum_usage
-from vcuda.host import Host
+from scheduler.waiting_pods import WaitingPods
+from vcuda.decision import Unavailable
+from vcuda.gpu_availability import sum_usage
 from vcuda.node_fit import NodeFitter
 from vcuda.node_problem import NodeProblem
-from vcuda.placement import InsufficientGpus, PlacedSlices, SearchBudget, peak_cores
+from vcuda.placement import InsufficientGpus, PlacedSlices, SearchBudget
 from vcuda.placement_strategies import PlacementStrategy
-from vcuda.preemption import Constraints, NodeRoom, PreemptablePod, Victims, room_without, select_victims
+from vcuda.preemption import PreemptablePod, Victims, room_without, select_victims
 
 # Nodes on which victims are searched one by one: those where the least important pods suffice, and most is free.
 MAX_EXAMINED = 32
-# Nodes that are looked at in any way, those with the most free cores first: all requests wait meanwhile.
-MAX_LOOKED_AT = 500
+# How many times as many nodes are examined if no victims were found on those.
+MAX_ROUNDS = 8
+# Nodes that are looked at for one pod, in turns: all requests wait meanwhile. For kube-scheduler's own question it is
+# worth more time, as nothing else is scheduled until it is answered.
+MAX_LOOKED_AT, MAX_LOOKED_AT_ALONE = 500, 100
 # Search steps for one plan; one takes some 50 microseconds, and all requests wait meanwhile.
 MAX_STEPS = 2000
-# Below every priority: none is evicted.
-NO_CANDIDATES = -(2**31) - 1
 # How long kube-scheduler may take to evict the victims that it was told.
 EVICTED_WITHIN_S = 30.0
+# How far kube-scheduler's watch may be behind.
+BEHIND_S = 2.0
+
+ByNode = Mapping[str, NodeCandidates]
 
 
 class Preemption(Struct, frozen=True):
-    """Pods to be evicted from a node, and the GPUs that the preemptor gets there; `kept` are kube-scheduler's own."""
+    """Pods to be evicted from a node, and the GPUs that the preemptor gets there."""
 
     victims: Victims
     placed: PlacedSlices
-    kept: tuple[str, ...] = ()
     # Pods of the node that end without a further eviction, and whose room is counted on.
     leaving: tuple[str, ...] = ()
 
     @property
     def uids(self) -> list[str]:
         """The pods to be evicted; none if it is enough to wait for those that end."""
-        return list(dict.fromkeys([*(pod.uid for pod in self.victims.pods), *self.kept]))
+        return [pod.uid for pod in self.victims.pods]
 
     @property
     def awaited(self) -> list[str]:
@@ -57,222 +64,204 @@ class Preemption(Struct, frozen=True):
         return [*self.uids, *self.leaving]
 
 
-class NodeCandidates(Struct, frozen=True):
-    """What a preemptor sees of a node: which pods could be evicted, and what is free when those that end have ended."""
-
-    room: NodeRoom
-    candidates: tuple[PreemptablePod, ...]
-    # What those that end hold of the GPUs; it counts as free.
-    leaving: Mapping[str, GpuUsage]
-    leaving_uids: tuple[str, ...] = ()
-
-
 class PreemptionPlanner:
     """Decides whom to evict. Changes nothing but nominations."""
 
-    def __init__(self, extender: Extender, state: ClusterState, budgets: DisruptionBudgets) -> None:
-        self._extender, self._state, self._budgets = extender, state, budgets
+    def __init__(
+        self, extender: Extender, state: ClusterState, budgets: DisruptionBudgets, waiting: WaitingPods
+    ) -> None:
+        self._extender, self._state, self._budgets, self._waiting = extender, state, budgets, waiting
+        # Where the search begins among the nodes, another one each time.
+        self._turns = itertools.count()
 
     def answer(self, args: PreemptionArgs) -> dict[str, MetaVictims]:
         """Answer kube-scheduler: one node with the pods to evict from it, or none if no eviction helps.
 
         Only one, because the pod is nominated for its GPUs now, and kube-scheduler would choose among several.
         """
-        asked, pod = args.by_node(), self._extender.read_pod(args.pod)
+        asked, pod = args.by_node(), self._extender.read_pod(args.pod) if args.pod is not None else None
         if pod is None:
             return asked
         grant = self._extender.grant(pod)
         if not grant.is_charged:
             return {}
-        query = self._extender.query(pod, grant)
-        with self._state.lock:
+        preemptor = Preemptor(pod, self._extender.query(pod, grant))
+        with self._state.lock, suppress(Unavailable):
+            self._extender.check_unbound(pod)
             self._state.release_claim(pod.uid)
-            if self._state.awaits_victims(pod.uid):
-                # Others were evicted for it already, which kube-scheduler may not know.
+            # Others were evicted for it already, or ended by themselves, which kube-scheduler may not know.
+            if self._state.awaits_room(pod.uid) or self._has_new_room(preemptor, asked):
                 return {}
-            found = self.plan(pod, query, asked.keys(), asked)
+            found = self.plan(preemptor, asked.keys(), asked)
             if found is None:
                 return {}
             node = found.victims.node
             self._state.nominate(pod, node, found.placed, found.awaited, timeout_s=EVICTED_WITHIN_S)
-        if not found.uids:
-            return {}
-        violations = max(found.victims.violations, asked[node].violations if found.kept else 0)
-        return {node: MetaVictims.of(found.uids, violations)}
+            if found.uids:
+                return {node: MetaVictims.of(found.uids, found.victims.violations)}
+        return {}
 
     def restore(self, pod: SchedulerPod) -> bool:
         """Nominate a pod again whose node was made free by a process before this one; returns whether it was."""
-        grant = self._extender.grant(pod)
+        grant, name = self._extender.grant(pod), pod.nominated_node
         if not grant.is_charged:
             return False
+        query = self._extender.query(pod, grant)
         with self._state.lock:
-            node = self._node_pods(pod, pod.nominated_node, self._budgets.snapshot(), self._ending())
-            ending = [each.uid for each, _ in self._state.pods_on(pod.nominated_node) if each.is_deleting]
+            # However long they take: it was for this pod that they were evicted.
+            ending = [(each, holding) for each, holding in self._state.pods_on(name) if each.is_deleting]
+            gpus = self._state.table.available_gpus(name, sum_usage(holding.usage for _, holding in ending))
             try:
-                placed = self._state.fitter.place(self._extender.query(pod, grant), pod.nominated_node, node.room.gpus)
+                placed = self._state.fitter.place(query, name, gpus)
             except InsufficientGpus:
                 return False
-            self._state.nominate(pod, pod.nominated_node, placed, ending, timeout_s=EVICTED_WITHIN_S)
+            self._state.nominate(pod, name, placed, [each.uid for each, _ in ending], timeout_s=EVICTED_WITHIN_S)
             return True
 
+    def _has_new_room(self, preemptor: Preemptor, asked: Mapping[str, MetaVictims]) -> bool:
+        """Whether room has appeared a moment ago on one of these nodes, so that the pod fits without an eviction."""
+        # Pods without GPUs are in the way for another reason.
+        names = [
+            name
+            for name, victims in asked.items()
+            if self._waiting.had_room(name, BEHIND_S) and not any(map(self._state.other_pod, victims.uids))
+        ]
+        if not names:
+            return False
+        reader = CandidateReader(self._state, self._budgets.snapshot(), preemptor)
+        with self._state.without_nominations([preemptor.pod.uid]):
+            fits = self._state.fit(preemptor.query, names)
+            fitting = fits.names[fits.problems == NodeProblem.NONE].tolist()
+            return any(reader.has_counted_enough(name) for name in fitting)
+
     def plan(
-        self,
-        pod: SchedulerPod,
-        query: FitQuery,
-        nodes: Iterable[str],
-        asked: Mapping[str, MetaVictims] | None = None,
-        *,
-        is_strict: bool = False,
+        self, preemptor: Preemptor, nodes: Iterable[str], asked: Mapping[str, MetaVictims] | None = None
     ) -> Preemption | None:
         """Return the evictions that do the least harm; None if none helps. The caller holds the lock.
 
-        `asked` are kube-scheduler's own victims. With `is_strict`, no PodDisruptionBudget is violated.
+        `asked` are kube-scheduler's own victims.
         """
-        with self._state.without_nominations([pod.uid]):
-            budgets, ending = self._budgets.snapshot(), self._ending()
-            by_node = {name: self._node_pods(pod, name, budgets, ending) for name in self._most_free(nodes)}
-            by_node = {name: each for name, each in by_node.items() if each.candidates or each.leaving_uids or asked}
-            if (waiting := self._without_eviction(query, by_node, asked)) is not None:
-                return waiting
-            promising, budget = self._promising(query, by_node), SearchBudget(MAX_STEPS)
-            for strict in (True,) if is_strict else (True, False):
+        pod, budgets = preemptor.pod, self._budgets.snapshot()
+        reader = CandidateReader(self._state, budgets, preemptor)
+        names = [name for name in nodes if (asked and asked[name].uids) or reader.has_candidates(name)]
+        names = self._looked_at(names, preemptor)
+        # GPUs that pods of lower priority wait for are taken if nothing else helps.
+        suspended = [[pod.uid]]
+        if outranked := self._state.outranked_by(pod.priority):
+            suspended.append([pod.uid, *outranked])
+        budget, by_nodes = SearchBudget(MAX_STEPS), list[ByNode]()
+        for uids in suspended:
+            with self._state.without_nominations(uids):
+                by_nodes.append({name: reader.read(name, asked[name] if asked else None) for name in names})
+                if (found := self._without_eviction(preemptor, by_nodes[-1])) is not None:
+                    return found
+        for uids, by_node in zip(suspended, by_nodes, strict=True):
+            with self._state.without_nominations(uids):
+                if (found := self._with_evictions(preemptor, by_node, budgets, budget)) is not None:
+                    return found
+        return None
+
+    def _looked_at(self, names: list[str], preemptor: Preemptor) -> list[str]:
+        """Return the nodes that are looked at: as kube-scheduler, not all of a large cluster, but others each time."""
+        most = MAX_LOOKED_AT_ALONE if preemptor.evicts else MAX_LOOKED_AT
+        if len(names) <= most:
+            return names
+        first = next(self._turns) * most % len(names)
+        return [*names[first:], *names[:first]][:most]
+
+    def _without_eviction(self, preemptor: Preemptor, by_node: ByNode) -> Preemption | None:
+        """Return a node on which the pod fits as soon as pods have ended that are ending already; None if none does."""
+        ending = {name: each for name, each in by_node.items() if each.leaving_uids and not each.required}
+        for name in sorted(self._fitting(preemptor, ending, {})) if ending else ():
+            found = self._preemption(preemptor, ending[name], Victims(name, ()))
+            if found is not None:
+                return found
+        return None
+
+    def _with_evictions(
+        self, preemptor: Preemptor, by_node: ByNode, budgets: BudgetSnapshot, budget: SearchBudget
+    ) -> Preemption | None:
+        """Return the evictions that do the least harm, without a violation of a PodDisruptionBudget if possible."""
+        for is_strict in (True,) if preemptor.evicts else (True, False):
+            evictable = {
+                name: [
+                    pod for pod in each.candidates if not each.constraints(budgets, is_strict=is_strict).forbids(pod)
+                ]
+                for name, each in by_node.items()
+            }
+            examined: set[str] = set()
+            for _ in range(MAX_ROUNDS):
+                names = self._promising(preemptor, by_node, evictable, examined)
                 tried = [
-                    self._on_node(query, by_node[name], budgets, asked, budget, is_strict=strict) for name in promising
+                    self._on_node(preemptor, by_node[name], budgets, budget, is_strict=is_strict) for name in names
                 ]
                 if found := [each for each in tried if each is not None]:
                     return min(found, key=lambda each: each.victims.harm)
+                examined.update(names)
+                if not names or budget.left < 0:
+                    break
         return None
 
-    def _ending(self) -> set[str]:
-        """Return the victims of other pods: they end without a further eviction."""
-        return {uid for each in self._state.nominations() for uid in each.victims}
-
-    def _most_free(self, nodes: Iterable[str]) -> list[str]:
-        """Return the nodes that are looked at: as kube-scheduler, not all of a large cluster."""
-        names = list(nodes)
-        if len(names) <= MAX_LOOKED_AT:
-            return names
-        free = self._state.table.node_cores()
-        columns = self._state.table.columns_of(names)
-        order = np.argsort(-np.where(columns >= 0, free[columns], -1), kind="stable")
-        return [names[at] for at in order[:MAX_LOOKED_AT].tolist()]
-
-    def _node_pods(
-        self, preemptor: SchedulerPod, name: str, budgets: BudgetSnapshot, ending: set[str]
-    ) -> NodeCandidates:
-        candidates, leaving, leaving_uids = [], [], []
-        for pod, holding in self._state.pods_on(name):
-            if pod.is_deleting or pod.uid in ending:
-                leaving.append(holding)
-                leaving_uids.append(pod.uid)
-            elif pod.priority < preemptor.priority:
-                candidates.append(
-                    PreemptablePod(
-                        pod.uid,
-                        pod.title,
-                        pod.priority,
-                        pod.started_s,
-                        holding.usage,
-                        holding.host,
-                        budgets.of(pod),
-                    )
-                )
-        freed = sum_usage(each.usage for each in leaving)
-        gpus: list[GpuAvailability] = self._state.table.available_gpus(name, freed)
-        free = Host(*self._state.table.host(name)) if name in self._state.table else Host()
-        host = sum((each.host for each in leaving), free)
-        return NodeCandidates(NodeRoom(name, gpus, host), tuple(candidates), freed, tuple(leaving_uids))
-
-    def _promising(self, query: FitQuery, by_node: Mapping[str, NodeCandidates]) -> list[str]:
-        """Return the nodes on which to search: where the pod fits if only the least important pods are evicted.
+    def _promising(
+        self,
+        preemptor: Preemptor,
+        by_node: ByNode,
+        evictable: Mapping[str, Sequence[PreemptablePod]],
+        examined: Collection[str],
+    ) -> list[str]:
+        """Return the nodes on which to search next: where the pod fits if only the least important pods are evicted.
 
         Found by array operations for all nodes at once: searching all of them one by one would take seconds.
         """
-        priorities = sorted({pod.priority for each in by_node.values() for pod in each.candidates})
-        low, high, names = 0, len(priorities), self._fitting(query, by_node, None)
-        while low < high:
+        left = {name: each for name, each in by_node.items() if name not in examined}
+        priorities = sorted({pod.priority for name in left for pod in evictable[name]})
+        low, high, names = 0, len(priorities) - 1, list[str]()
+        while low <= high:
             middle = (low + high) // 2
-            if found := self._fitting(query, by_node, priorities[middle]):
-                high, names = middle, found
+            evicted = {
+                name: [pod for pod in evictable[name] if pod.priority <= priorities[middle] or pod.uid in each.required]
+                for name, each in left.items()
+            }
+            if found := self._fitting(preemptor, left, evicted):
+                high, names = middle - 1, found
             else:
                 low = middle + 1
         free = {name: sum(each.free_cores for each in by_node[name].room.gpus) for name in names}
         return sorted(names, key=lambda name: (-free[name], name))[:MAX_EXAMINED]
 
-    def _fitting(self, query: FitQuery, by_node: Mapping[str, NodeCandidates], priority: int | None) -> list[str]:
-        """Return the nodes on which a pod fits without those up to a priority; None means without all candidates."""
+    def _fitting(
+        self, preemptor: Preemptor, by_node: ByNode, evicted: Mapping[str, Sequence[PreemptablePod]]
+    ) -> list[str]:
+        """Return the nodes on which a pod fits without some others."""
         trial = self._state.table.copy()
-        for name, each in by_node.items():
-            evicted = [pod.usage for pod in each.candidates if priority is None or pod.priority <= priority]
-            trial.give_back(name, sum_usage([*evicted, each.leaving]))
-        fits = NodeFitter(trial).fit(list(by_node), replace(query, strategy=PlacementStrategy.BINPACK))
+        trial.give_back_all(
+            (name, usage)
+            for name, each in by_node.items()
+            for usage in (each.leaving, *(pod.usage for pod in evicted.get(name, ())))
+        )
+        query = replace(preemptor.query, strategy=PlacementStrategy.BINPACK)
+        fits = NodeFitter(trial).fit(list(by_node), query)
         may_fit = np.isin(fits.problems, (NodeProblem.NONE, NodeProblem.NOT_SEARCHED))
         names: list[str] = fits.names[may_fit].tolist()
-        return names
+        return [name for name in names if by_node[name].has_host(query.host, evicted.get(name, ()))]
 
     def _on_node(
         self,
-        query: FitQuery,
-        pods: NodeCandidates,
+        preemptor: Preemptor,
+        node: NodeCandidates,
         budgets: BudgetSnapshot,
-        asked: Mapping[str, MetaVictims] | None,
         budget: SearchBudget,
         *,
         is_strict: bool,
     ) -> Preemption | None:
-        kept = self._kept(query, pods, asked[pods.room.name]) if asked is not None else ()
-        known = {pod.uid for pod in pods.candidates}
-        constraints = Constraints(
-            budgets.allowed,
-            required=frozenset(kept) & known,
-            # If others than GPU pods are evicted, what they free is not known.
-            checks_host=not set(kept) - known,
-            is_strict=is_strict,
-        )
-        victims = select_victims(query, pods.room, pods.candidates, constraints, budget)
-        if victims is None and set(kept) - known:
-            # The GPUs fit as they are: something else is missing, for which kube-scheduler has its own victims.
-            victims = Victims(pods.room.name, ())
-        if victims is None:
-            return None
-        return self._preemption(query, pods, victims, tuple(kept))
+        constraints = node.constraints(budgets, is_strict=is_strict)
+        victims = select_victims(preemptor.query, node.room, node.candidates, constraints, budget)
+        return None if victims is None else self._preemption(preemptor, node, victims)
 
-    def _preemption(
-        self, query: FitQuery, pods: NodeCandidates, victims: Victims, kept: tuple[str, ...] = ()
-    ) -> Preemption | None:
-        gpus, _ = room_without(pods.room, victims.pods)
+    def _preemption(self, preemptor: Preemptor, node: NodeCandidates, victims: Victims) -> Preemption | None:
+        gpus, _ = room_without(node.room, victims.pods)
         try:
-            placed = self._state.fitter.place(query, pods.room.name, gpus, budget=SearchBudget(MAX_STEPS))
+            placed = self._state.fitter.place(preemptor.query, node.room.name, gpus, budget=SearchBudget(MAX_STEPS))
         except InsufficientGpus:
             return None
-        return Preemption(victims, placed, kept, pods.leaving_uids)
-
-    def _without_eviction(
-        self, query: FitQuery, by_node: Mapping[str, NodeCandidates], asked: Mapping[str, MetaVictims] | None
-    ) -> Preemption | None:
-        """Return a node on which the pod fits as soon as pods have ended that are ending already; None if none does."""
-        ending = {
-            name: each
-            for name, each in by_node.items()
-            if each.leaving_uids and not (asked is not None and self._kept(query, each, asked[name]))
-        }
-        for name in sorted(self._fitting(query, ending, NO_CANDIDATES)) if ending else ():
-            found = self._preemption(query, ending[name], Victims(name, ()))
-            if found is not None:
-                return found
-        return None
-
-    def _kept(self, query: FitQuery, pods: NodeCandidates, asked: MetaVictims) -> Sequence[str]:
-        """Return which of kube-scheduler's own victims have to stay victims.
-
-        Pods without GPUs do: they free CPU, or what else the pod lacks. If nothing that is counted was missing, all do:
-        they are in the way for another reason, such as a port or an affinity.
-        """
-        name, table = pods.room.name, self._state.table
-        candidates = {pod.uid for pod in pods.candidates}
-        others = {pod.uid for pod, _ in self._state.pods_on(name)} - candidates
-        # Pods that end still count for kube-scheduler.
-        free_cores = sum(max(0, each.free_cores) for each in table.available_gpus(name))
-        host = Host(*table.host(name)) if name in table else Host()
-        is_counted_enough = host.covers(query.host) and free_cores >= peak_cores(query.request)
-        return [uid for uid in asked.uids if uid not in others and (is_counted_enough or uid not in candidates)]
+        return Preemption(victims, placed, node.leaving_uids)

@@ -33,11 +33,10 @@ from scheduler.extender import Extender
 from scheduler.extender_api import (
     BindingResult,
     FilterResult,
-    PreemptionArgs,
     PreemptionResult,
     decode_args,
     decode_binding,
-    decode_body,
+    decode_preemption,
     encode_filter_result,
     encode_priorities,
 )
@@ -59,7 +58,6 @@ from settings.probes import TEXT, Probes
 from vcuda.decision import BadRequest, Unavailable
 from vcuda.learning import WorkloadLearner
 from vcuda.names import SCHEDULER, names_for
-from vcuda.recent import keep_recent
 from vcuda.scheme import build_scheme
 
 # Under the prefix of kube-scheduler's configuration; `predicates` and `priorities` are the names of the Policy file.
@@ -67,7 +65,8 @@ FILTER_PATHS = ("/scheduler/filter", "/scheduler/predicates")
 PRIORITIZE_PATHS = ("/scheduler/prioritize", "/scheduler/priorities")
 BIND_PATH, PREEMPT_PATH = "/scheduler/bind", "/scheduler/preempt"
 TICK_S = 0.5
-MAX_RESTORED = 1000
+# Nominations of an earlier process that are tried at a time, and how long.
+MAX_RESTORED, RESTORED_WITHIN_S = 100, 60.0
 # A filter must not wait 5 ms, Python's default, for a thread that decodes a list of pods.
 SWITCH_INTERVAL_S = 0.0005
 # The caches are long-lived: with Python's defaults, traversing them again and again delays answers by tens of ms.
@@ -148,15 +147,15 @@ class Service:
             routes={PATH: partial(list_decisions, self.decisions, CachedAuthorizer(cluster))},
         )
         self.server = self._extender_server(settings)
-        # Tried once: a pod that could not be placed again is filtered like any other.
-        self._restored: dict[tuple[str, str], None] = {}
+        # Until when it is tried to restore the nomination of a pod for a node: its victims may not be evicted yet.
+        self._restored_until: dict[tuple[str, str], float] = {}
         self._wire()
         self.ending = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="claims", daemon=True)
 
     def _build_preemption(self, cluster: Cluster, settings: SchedulerSettings, reporter: Reporter) -> None:
         self.budgets = DisruptionBudgets(cluster)
-        self.planner = PreemptionPlanner(self.extender, self.state, self.budgets)
+        self.planner = PreemptionPlanner(self.extender, self.state, self.budgets, self.waiting)
         self.evictor = Evictor(
             cluster,
             planner=self.planner,
@@ -323,10 +322,12 @@ class Service:
         """Nominate pods again for which a process before this one made room."""
         if not self.is_active():
             return
-        for pod in self.state.unbound_nominated():
-            if (pod.uid, pod.nominated_node) not in self._restored:
-                self.planner.restore(pod)
-                keep_recent(self._restored, (pod.uid, pod.nominated_node), None, MAX_RESTORED)
+        pods, now = self.state.unrestored()[:MAX_RESTORED], self._clock()
+        keys = [(pod.uid, pod.nominated_node) for pod in pods]
+        self._restored_until = {key: self._restored_until.get(key, now + RESTORED_WITHIN_S) for key in keys}
+        for pod, key in zip(pods, keys, strict=True):
+            if self.planner.restore(pod) or now >= self._restored_until[key]:
+                self.state.note_restored(*key)
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -381,7 +382,7 @@ class Service:
         return encode_priorities(*self.extender.prioritize(decode_args(body)))
 
     def _preempt(self, body: bytes) -> bytes:
-        return msgspec.json.encode(PreemptionResult(self.planner.answer(decode_body(body, PreemptionArgs))))
+        return msgspec.json.encode(PreemptionResult(self.planner.answer(decode_preemption(body))))
 
     def _bind(self, body: bytes) -> bytes:
         try:

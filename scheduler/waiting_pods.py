@@ -75,11 +75,18 @@ class WaitingPods:
         self._events = 0
         self._nodes: dict[str, int] = {}
         self._namespaces: dict[str, int] = {}
+        self._room_at: dict[str, float] = {}
 
     def note_room(self, node: str) -> None:
         """Note that GPUs of a node may have become free."""
         with self._lock:
+            self._room_at[node] = self._clock()
             self._note(self._nodes, node)
+
+    def had_room(self, node: str, within_s: float) -> bool:
+        """Whether GPUs of a node have become free so recently."""
+        with self._lock:
+            return self._clock() - self._room_at.get(node, -within_s) < within_s
 
     def note_ledger(self, namespace: str) -> None:
         with self._lock:

@@ -201,6 +201,23 @@ class GpuTable:
     def give_back(self, name: str, usage: Mapping[str, GpuUsage]) -> None:
         self._change(name, usage, 1)
 
+    def give_back_all(self, held: Iterable[tuple[str, Mapping[str, GpuUsage]]]) -> None:
+        """Give back what many pods hold, each given with the name of its node."""
+        listed = [
+            (place, amounts)
+            for name, usage in held
+            for uuid, amounts in usage.items()
+            if (place := self._places.get(uuid)) is not None and place[1] == self._columns.get(name)
+        ]
+        slots, columns = np.array([place for place, _ in listed], np.intp).reshape(-1, 2).T
+        cores, mib = np.array([amounts for _, amounts in listed], np.int32).reshape(-1, 2).T
+        np.add.at(self._free_cores, (slots, columns), cores)
+        np.add.at(self._free_mib, (slots, columns), mib)
+        changed = np.unique(columns)
+        self.changes += 1
+        self._changed_at[changed] = self.changes
+        self._node_cores[changed] = (self._free_cores[:, changed] * self._usable[:, changed]).sum(axis=0)
+
     def _change(self, name: str, usage: Mapping[str, GpuUsage], sign: int) -> None:
         column = self._columns.get(name)
         if column is None:

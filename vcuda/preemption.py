@@ -21,7 +21,10 @@ PRIORITY_OFFSET = 2**31
 
 
 class PreemptablePod(Struct, frozen=True):
-    """A pod that could be evicted. `budgets` are the PodDisruptionBudgets that apply to it."""
+    """A pod that could be evicted. `budgets` are the PodDisruptionBudgets that apply to it.
+
+    One without GPUs frees CPU and memory of the node.
+    """
 
     uid: str
     title: str
@@ -67,14 +70,20 @@ class Victims(Struct, frozen=True):
 class Constraints(Struct, frozen=True):
     """What a choice of victims has to respect.
 
-    `required` are evicted in any case: kube-scheduler needs them for a reason that is not known here. `budgets` says
-    how many pods of each PodDisruptionBudget may be evicted; with `is_strict`, never more.
+    `required` are evicted in any case: kube-scheduler needs them for a reason that is not known here, and
+    `required_violations` of them have a PodDisruptionBudget. `budgets` says how many pods of each one may be evicted;
+    with `is_strict`, never more.
     """
 
     budgets: Mapping[str, int] = {}
     required: frozenset[str] = frozenset()
+    required_violations: int = 0
     checks_host: bool = True
     is_strict: bool = False
+
+    def forbids(self, pod: PreemptablePod) -> bool:
+        """Whether a pod may not be evicted, whatever happens to others."""
+        return self.is_strict and any(self.budgets.get(budget, 0) <= 0 for budget in pod.budgets)
 
 
 def select_victims(
@@ -89,14 +98,13 @@ def select_victims(
     Nothing is returned either if the pod fits without an eviction, or if the budget does not suffice to say so.
     """
     budget = budget or SearchBudget(MAX_STEPS)
-    ordered = sorted(candidates, key=lambda pod: pod.importance)
-    protected = protected_pods(ordered, constraints.budgets)
-    evictable = [pod for pod in ordered if not (constraints.is_strict and pod.uid in protected)]
+    evictable = [pod for pod in candidates if not constraints.forbids(pod)]
     evicted = {pod.uid: pod for pod in evictable}
     if not constraints.required <= evicted.keys() or not fits_without(
         query, room, evicted.values(), constraints, budget
     ):
         return None
+    protected = protected_pods(evictable, constraints.budgets)
     # Those that are protected first, then the most important ones.
     for pod in sorted(evictable, key=lambda pod: (pod.uid not in protected, -pod.priority, pod.started_s, pod.uid)):
         if pod.uid in constraints.required:
@@ -107,14 +115,17 @@ def select_victims(
     # Without steps left, pods may be among them that need not be evicted.
     if not evicted or budget.left < 0:
         return None
+    violations = len(protected_pods(evicted.values(), constraints.budgets))
+    if violations and constraints.is_strict:
+        return None
     chosen = tuple(sorted(evicted.values(), key=lambda pod: pod.importance, reverse=True))
-    return Victims(room.name, chosen, sum(pod.uid in protected for pod in chosen))
+    return Victims(room.name, chosen, violations + constraints.required_violations)
 
 
-def protected_pods(ordered: Iterable[PreemptablePod], budgets: Mapping[str, int]) -> set[str]:
+def protected_pods(pods: Iterable[PreemptablePod], budgets: Mapping[str, int]) -> set[str]:
     """Return the pods whose eviction would violate a budget, if the least important ones are evicted first."""
     left, protected = dict(budgets), set()
-    for pod in ordered:
+    for pod in sorted(pods, key=lambda pod: pod.importance):
         if any(left.get(budget, 0) <= 0 for budget in pod.budgets):
             protected.add(pod.uid)
             continue

@@ -10,6 +10,8 @@ from tests.scheduler.world import TEAM, World, container
 from tests.waiting import eventually
 
 HIGH: dict[str, Any] = {"priority": 100}
+# A grace period that is waited for.
+SOON_S = 30
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ def test_a_nomination_is_restored_after_a_restart(world: World) -> None:
     """kube-scheduler stores the node; the GPUs are those of the pods that are ending there."""
     low = fill(world, 2, cores=100)
     wanted = world.add_pod("high", container(cores=100, memory=1), **HIGH)
-    world.cluster.delete(PODS, low[0].metadata.name, TEAM, grace_s=600)
+    world.cluster.delete(PODS, low[0].metadata.name, TEAM, grace_s=SOON_S)
     status = {"status": {"nominatedNodeName": "n"}}
     world.cluster.patch(PODS, "high", TEAM, status, subresource="status")
     world.restart()
@@ -199,7 +201,7 @@ def test_nothing_is_evicted_against_a_budget(evicting: World) -> None:
         "status": {"disruptionsAllowed": 0},
     }
     evicting.cluster.create(DISRUPTION_BUDGETS, budget)
-    eventually(lambda: evicting.service.budgets.snapshot().allowed == {f"{TEAM}/b": 0}, "the budget")
+    eventually(evicting.service.budgets.informer.all, "the budget")
     low = [run(evicting, f"low-{number}", 60) for number in range(2)]
     wanted = evicting.add_pod("wanted", container(cores=80), **HIGH)
     assert not evicting.filter(wanted)["NodeNames"]
@@ -238,7 +240,7 @@ def test_room_of_pods_that_end_already_is_awaited(evicting: World) -> None:
     for name in ("a", "b"):
         evicting.add_node(name, 1)
         low.append(run(evicting, f"low-{name}", 60))
-    evicting.cluster.delete(PODS, "low-a", TEAM, grace_s=600)
+    evicting.cluster.delete(PODS, "low-a", TEAM, grace_s=SOON_S)
     eventually(lambda: is_deleting(evicting, low[0]), "the deletion")
     wanted = evicting.add_pod("wanted", container(cores=80), **HIGH)
     assert not evicting.filter(wanted)["NodeNames"]
@@ -259,7 +261,7 @@ def is_deleting(world: World, pod: Pod) -> bool:
 def test_a_nomination_that_counts_on_ending_pods_is_kept(world: World) -> None:
     """One half of the GPU ends by itself, the other is evicted; a newcomer gets neither."""
     first, second = fill(world, 1)
-    world.cluster.delete(PODS, first.metadata.name, TEAM, grace_s=600)
+    world.cluster.delete(PODS, first.metadata.name, TEAM, grace_s=SOON_S)
     eventually(lambda: is_deleting(world, first), "the deletion")
     wanted = world.add_pod("high", container(cores=100, memory=1), **HIGH)
     assert preempt(world, wanted, n=[second]) == {"n": uids(second)}
@@ -276,7 +278,7 @@ def test_a_nomination_on_a_lost_node_ends(world: World) -> None:
     low = fill(world, 1, cores=100)
     wanted = world.add_pod("high", container(cores=100, memory=1), **HIGH)
     assert preempt(world, wanted, n=low)
-    world.cluster.delete(PODS, low[0].metadata.name, TEAM, grace_s=600)
+    world.cluster.delete(PODS, low[0].metadata.name, TEAM, grace_s=SOON_S)
     lost = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
     world.cluster.patch(NODES, "n", "", lost, subresource="status")
     nomination = world.service.state.nomination(wanted.metadata.uid)
@@ -289,7 +291,7 @@ def test_a_nomination_on_a_lost_node_ends(world: World) -> None:
 def test_kube_scheduler_need_not_evict_where_a_pod_ends_already(world: World) -> None:
     """It names the other pod: by its count, both are in the way."""
     first, second = fill(world, 2, cores=100)
-    world.cluster.delete(PODS, first.metadata.name, TEAM, grace_s=600)
+    world.cluster.delete(PODS, first.metadata.name, TEAM, grace_s=SOON_S)
     eventually(lambda: is_deleting(world, first), "the deletion")
     wanted = world.add_pod("high", container(cores=100, memory=1), **HIGH)
     assert preempt(world, wanted, n=[second]) == {}
