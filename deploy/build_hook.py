@@ -1,7 +1,7 @@
-"""Compiles vcuda/fill_kernel.c when Quotient is installed or a wheel is built; hatchling calls this.
+"""Compiles the C sources of vcuda when Quotient is installed or a wheel is built; hatchling calls this.
 
-Where there is no C compiler the library is left out, and Quotient uses `vcuda.fill_reference`, which is some hundred
-times slower: good enough for the command line, not for a scheduler.
+Where there is no C compiler the library is left out, and the same is done in Python, some hundred times slower: good
+enough for the command line, not for a scheduler.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE, LIBRARY = "vcuda/fill_kernel.c", "vcuda/libfill.so"
+SOURCES, LIBRARY = ("vcuda/fill_kernel.c", "vcuda/names_kernel.c"), "vcuda/libvcuda.so"
 # Without contraction: the same sums on processors with and without fused multiply-add.
 FLAGS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
@@ -29,9 +29,9 @@ class KernelHook(BuildHookInterface[Any]):
         root = Path(self.root)
         partial = root / f"{LIBRARY}.{os.getpid()}"
         try:
-            run_compiler(*FLAGS, "-o", str(partial), str(root / SOURCE))
+            run_compiler(*FLAGS, "-o", str(partial), *(str(root / source) for source in SOURCES))
         except NoCompiler as error:
-            self.app.display_warning(f"{SOURCE} is not compiled, placement will be slow: {error}")
+            self.app.display_warning(f"{LIBRARY} is not compiled, placement will be slow: {error}")
             return
         # Renamed: a running process may have the old file mapped.
         partial.replace(root / LIBRARY)

@@ -44,7 +44,7 @@ class DryRun:
             return FilterResult(names)
         grant = self._extender.grant(pod, waits=False) if pod.uid else Grant(is_charged=True)
         if not grant.is_charged:
-            return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names})
+            return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: [names]})
         with self._state.lock:
             query = self._extender.query(pod, grant)
             table = self._state.table.copy()

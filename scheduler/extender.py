@@ -111,7 +111,7 @@ class Extender:
             if not grant.is_charged:
                 self._wait(WaitingPod(pod, events, UNCHARGED, reads_ledger=True))
                 self._reporter.report_uncharged(pod)
-                return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: names}), events
+                return FilterResult(unresolvable={NodeProblem.UNCHARGED.text: [names]}), events
             query = self.query(pod, grant)
             fits, order = self._fit_and_claim(pod, query, names, timeout_s, spec.group)
             if order is None:
@@ -254,24 +254,24 @@ class Extender:
         if waiting.is_incomplete or self._waiting.events > waiting.filtered_at:
             self.on_missed_event()
 
-    def prioritize(self, args: ExtenderArgs) -> tuple[Sequence[str], Sequence[int]]:
+    def prioritize(self, args: ExtenderArgs) -> tuple[Sequence[str], Numbers]:
         """Return the nodes, best first, and the score of each: its rank, or its level for pods with preferences."""
         known = self._orders.pop(args.pod.metadata.uid, None)
         if known is None:
             # Asked without filter: by another scheduler, or after a restart.
             pod, every = self.read_pod(args.pod), args.names()
             if pod is None:
-                return every, [0] * len(every)
+                return every, np.zeros(len(every), np.int64)
             fits = self._state.fit(self.query(pod, self.grant(pod)), every)
             known = NodeOrder(args.names_json, fits, fits.ranked())
         order = known.order
         if known.asked != args.names_json:
             # Fewer nodes than filter returned, or in another order.
             order = order[np.isin(known.fits.names[order].astype(str), list(args.names()))]
-        names: list[str] = known.fits.names[order].tolist()
+        names = known.fits.nodes.take(order)
         if args.pod.spec.has_preferences:
-            return names, levels_of(known.fits.keys[order]).tolist()
-        return names, range(len(names) - 1, -1, -1)
+            return names, levels_of(known.fits.keys[order])
+        return names, np.arange(len(names))[::-1]
 
 
 def is_resolvable(problems: Numbers) -> Flags:
@@ -303,12 +303,12 @@ def has_other_shortages(before: Problems, now: Problems) -> bool:
 def result_of(fits: NodeFits, shortage: NodeProblem | None = None, *, may_evict: bool = True) -> FilterResult:
     """Return the answer; `shortage` stands for all problems of nodes that lack something free."""
     nodes = fits.by_problem()
-    fitting = nodes.pop(NodeProblem.NONE, [])
-    failed: dict[str, list[str]] = {}
-    unresolvable: dict[str, list[str]] = {}
+    fitting = nodes.pop(NodeProblem.NONE, ())
+    failed: dict[str, list[Sequence[str]]] = {}
+    unresolvable: dict[str, list[Sequence[str]]] = {}
     for problem, names in nodes.items():
         told = shortage if shortage is not None and problem.is_shortage else problem
-        (failed if may_evict and problem.is_resolvable else unresolvable).setdefault(told.text, []).extend(names)
+        (failed if may_evict and problem.is_resolvable else unresolvable).setdefault(told.text, []).append(names)
     return FilterResult(
         fitting=fitting,
         fitting_json=encode_names(fitting),

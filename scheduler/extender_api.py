@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Struct, field
+from numpy.typing import NDArray
 
 from cluster.objects import Object, PodStatus
 from vcuda.decision import BadRequest
 from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import decoder_for
-from vcuda.json_names import encode_names, parse_names
+from vcuda.json_names import encode_names, node_names, parse_names
 from vcuda.pod import PodSpec
 
 Body = TypeVar("Body")
 NULL = msgspec.Raw(b"null")
-# What stands between two nodes in prioritize's answer, by the score of the first.
-SCORES: list[str] = []
 
 
 class Present(Struct, frozen=True):
@@ -244,8 +244,8 @@ class FilterResult(Struct, frozen=True):
     """
 
     fitting: Sequence[str] = ()
-    failed: Mapping[str, Sequence[str]] = {}
-    unresolvable: Mapping[str, Sequence[str]] = {}
+    failed: Mapping[str, Sequence[Sequence[str]]] = {}
+    unresolvable: Mapping[str, Sequence[Sequence[str]]] = {}
     error: str = ""
     # `fitting` as JSON, if it is known already.
     fitting_json: bytes = b""
@@ -302,8 +302,7 @@ def decode_body(body: bytes, type_: type[Body]) -> Body:
 def encode_filter_result(result: FilterResult, whole: dict[str, msgspec.Raw] | None = None) -> bytes:
     """Encode an ExtenderFilterResult; with whole nodes if the request had them.
 
-    Built by joining names, five times faster than encoding a dictionary of 5,000 nodes. Names are plain, as the API
-    server accepts no others, and the texts are ours.
+    Built by joining names, which are plain, as the API server accepts no others; the texts are ours.
     """
     names, items = result.fitting_json or encode_names(result.fitting), b"null"
     if whole is not None:
@@ -317,19 +316,19 @@ def encode_filter_result(result: FilterResult, whole: dict[str, msgspec.Raw] | N
     )
 
 
-def encode_failed(nodes: Mapping[str, Sequence[str]]) -> bytes:
-    parts = ['"' + f'":"{text}","'.join(names) + f'":"{text}"' for text, names in nodes.items() if names]
-    return ("{" + ",".join(parts) + "}").encode()
+def encode_failed(nodes: Mapping[str, Sequence[Sequence[str]]]) -> bytes:
+    parts = [
+        b'"%b":"%b"' % (node_names(names).joined(f'":"{text}","'), text.encode())
+        for text, listed in nodes.items()
+        for names in listed
+        if names
+    ]
+    return b"{%b}" % b",".join(parts)
 
 
-def encode_priorities(names: Sequence[str], scores: Sequence[int]) -> bytes:
+def encode_priorities(names: Sequence[str], scores: NDArray[np.int64]) -> bytes:
     """Encode a HostPriorityList."""
     if not names:
         return b"[]"
-    while len(SCORES) <= scores[0]:
-        SCORES.append(f'","Score":{len(SCORES)}}},{{"Host":"')
-    # Names and scores alternate. For ranks, which are consecutive, the scores are a slice.
-    parts = [""] * (2 * len(names))
-    parts[0::2] = names
-    parts[1::2] = SCORES[scores[0] :: -1] if isinstance(scores, range) else [SCORES[score] for score in scores]
-    return ('[{"Host":"' + "".join(parts)).removesuffix(',{"Host":"').encode() + b"]"
+    listed = node_names(names).with_scores(scores, '","Score":', '},{"Host":"')
+    return b'[{"Host":"%b]' % listed.removesuffix(b',{"Host":"')

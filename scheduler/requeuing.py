@@ -160,10 +160,10 @@ class Requeuer:
         self._waiting.note_searched(waiting.pod.uid, is_incomplete=is_incomplete)
         if is_incomplete:
             self._room.set()
-        if found := nodes.get(NodeProblem.NONE, []):
+        if found := nodes.get(NodeProblem.NONE, ()):
             # Not an event, but as good as one: the pod does not know of it yet.
             self._waiting.note_not_requeued(waiting.pod.uid)
-        return found
+        return list(found)
 
     def _choose(self, candidates: list[Candidate]) -> list[tuple[SchedulerPod, str]]:
         """Return the pods, each with a node on which it fits beside those before it; empty if there is none."""

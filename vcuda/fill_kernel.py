@@ -5,9 +5,7 @@ hundred times slower.
 """
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,7 @@ from numpy.typing import NDArray
 from vcuda.compiled_workload import Prices
 from vcuda.cost_terms import CostArrays, Demand, Factors
 from vcuda.gpu_table import GpuArrays
-
-LIBRARY = "libfill.so"
+from vcuda.native_library import load_library, pointers
 
 
 def fields(kind: type[Any], *names: str) -> tuple[tuple[str, type[Any]], ...]:
@@ -53,11 +50,6 @@ class CDemand(Structure):
 
 class CFactors(Structure):
     _fields_ = fields(c_double, "fill", "slots", "model", "free", "fragmentation")
-
-
-def pointers(arrays: Sequence[NDArray[Any]]) -> list[int]:
-    """Return the addresses of arrays, which have to live as long as these are used."""
-    return [each.ctypes.data for each in arrays]
 
 
 class FillKernel:
@@ -126,9 +118,6 @@ def packed_model(prices: Prices, number: int) -> CModelWorkload:
 
 
 def load_kernel() -> FillKernel | None:
-    """Return the library, None if it was not built for this machine."""
-    with resources.as_file(resources.files(__package__).joinpath(LIBRARY)) as path:
-        try:
-            return FillKernel(ctypes.CDLL(str(path)))
-        except OSError:
-            return None
+    """Return the functions, None if the library was not built for this machine."""
+    library = load_library()
+    return FillKernel(library) if library is not None else None

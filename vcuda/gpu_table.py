@@ -16,7 +16,7 @@ from vcuda.gpu_availability import NO_USAGE, GpuAvailability, GpuUsage
 from vcuda.gpu_topology import LinkRanks, link_ranks
 from vcuda.inventory import Gpu
 from vcuda.isolation import Isolation
-from vcuda.json_names import JsonNames, NameIndex
+from vcuda.json_names import JsonNames, NameIndex, NodeNames, node_names
 from vcuda.vocabulary import CORES_PER_CARD
 
 FIRST_SLOTS, FIRST_COLUMNS = 8, 64
@@ -35,14 +35,6 @@ Amounts = NDArray[np.int32]
 # What `vcuda.fill_kernel` reads, in its order: free cores and memory of GPUs, their size and model, whether they are
 # usable, and what is free of the nodes' own CPU and memory.
 GpuArrays = tuple[Amounts, Amounts, Amounts, Amounts, Flags, Numbers, Numbers]
-# Python's own strings, so that parts of many names are taken by array operations.
-Names = NDArray[np.object_]
-
-
-def as_array(names: Sequence[str]) -> Names:
-    array = np.empty(len(names), np.object_)
-    array[:] = names
-    return array
 
 
 class TableView(Struct, frozen=True):
@@ -81,7 +73,7 @@ class TableView(Struct, frozen=True):
 class AllNodes(Struct, frozen=True):
     """The names of all nodes in the order of their columns."""
 
-    names: Names
+    names: NodeNames
     columns: Columns
     index: NameIndex
 
@@ -272,15 +264,17 @@ class GpuTable:
         """How many columns the table has, vacant ones included."""
         return len(self._changed_at)
 
-    def resolve(self, names: Sequence[str]) -> tuple[Names, Columns]:
+    def resolve(self, names: Sequence[str]) -> tuple[NodeNames, Columns]:
         """Return the same nodes, perhaps in another order, and the column of each; -1 where there is none."""
         if self._all is None:
             ordered = sorted(self._columns, key=self._columns.__getitem__)
-            self._all = AllNodes(as_array(ordered), self.columns_of(ordered), NameIndex(ordered))
+            self._all = AllNodes(node_names(ordered), self.columns_of(ordered), NameIndex(ordered))
         nodes = self._all
         if isinstance(names, JsonNames) and (positions := nodes.index.find(names)) is not None:
-            return nodes.names[positions], nodes.columns[positions]
-        return as_array(names), self.columns_of(names)
+            if isinstance(positions, slice):
+                return nodes.names, nodes.columns
+            return nodes.names.take(positions), nodes.columns[positions]
+        return node_names(names), self.columns_of(names)
 
     def columns_of(self, names: Sequence[str]) -> Columns:
         """Return the column of each node; -1 where there is none."""

@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from vcuda.fit_query import FitQuery, class_key, merge_containers, needs_search, place_on_node
 from vcuda.gpu_availability import GpuAvailability
-from vcuda.gpu_table import SMALL_PART, Columns, Flags, GpuTable, Names, Numbers
+from vcuda.gpu_table import SMALL_PART, Columns, Flags, GpuTable, Numbers
 from vcuda.host import Host
+from vcuda.json_names import Names, NodeNames
 from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, PlacedSlices, SearchBudget
 from vcuda.placement_costs import PlacementCosts, WorkloadEstimate, prior_estimate
@@ -37,23 +38,27 @@ MAX_CLASSES = 128
 
 
 class NodeFits(Struct, frozen=True):
-    """The result for each of the nodes in `names`: a `NodeProblem`, and a key to rank by; the smallest key is best.
+    """The result for each of these nodes: a `NodeProblem`, and a key to rank by; the smallest key is best.
 
     `columns` are their columns in the table; -1 for those that are not in it.
     """
 
-    names: Names
+    nodes: NodeNames
     columns: Columns
     problems: Numbers
     keys: Numbers
     name_order: Numbers
 
-    def by_problem(self) -> dict[NodeProblem, list[str]]:
+    @property
+    def names(self) -> Names:
+        return self.nodes.array
+
+    def by_problem(self) -> dict[NodeProblem, NodeNames]:
         """Return the names of the nodes with each problem that occurs; those that fit have the problem NONE."""
         if not self.problems.any():
-            return {NodeProblem.NONE: self.names.tolist()}
+            return {NodeProblem.NONE: self.nodes}
         found = np.flatnonzero(np.bincount(self.problems)).tolist()
-        return {NodeProblem(code): self.names[self.problems == code].tolist() for code in found}
+        return {NodeProblem(code): self.nodes.take(np.flatnonzero(self.problems == code)) for code in found}
 
     def ranked(self) -> Columns:
         """Return the positions of the nodes that fit, the best first. Equal ones are in the order of their names."""
@@ -127,12 +132,12 @@ class NodeFitter:
         free = Host(*self._table.host(name)) if name in self._table else Host()
         return place_on_node(query, name, available, budget, costs=self._costs, free=free)
 
-    def _fit(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
+    def _fit(self, query: FitQuery, columns: Columns, names: NodeNames) -> NodeFits:
         if SMALL_PART * len(columns) > len(self._table):
             return self._fit_all(query, columns, names)
         return self._fit_few(query, columns, names)
 
-    def _fit_few(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
+    def _fit_few(self, query: FitQuery, columns: Columns, names: NodeNames) -> NodeFits:
         known = columns >= 0
         problems, keys, order = (np.zeros(len(names), np.int64) for _ in range(3))
         problems[~known] = NodeProblem.NODE_UNKNOWN
@@ -140,7 +145,7 @@ class NodeFitter:
         order[known] = self._table.name_order()[columns[known]]
         return NodeFits(names, columns, problems, keys, order)
 
-    def _fit_all(self, query: FitQuery, columns: Columns, names: Names) -> NodeFits:
+    def _fit_all(self, query: FitQuery, columns: Columns, names: NodeNames) -> NodeFits:
         found = self._class_fits(query)
         problems, keys, order = found.problems[columns], found.keys[columns], self._table.name_order()[columns]
         # Where a node is not in the table, the column is -1, and the values are those of another node.

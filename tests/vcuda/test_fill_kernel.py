@@ -73,7 +73,7 @@ def table_of(described: list[tuple[list[tuple[str, int, bool]], int, int]]) -> G
 @pytest.fixture(scope="module")
 def kernel() -> FillKernel:
     loaded = load_kernel()
-    assert loaded is not None, "vcuda/fill_kernel.c was not compiled: run `make`"
+    assert loaded is not None, "the C sources were not compiled: run `make`"
     return loaded
 
 

@@ -342,7 +342,7 @@ def test_what_is_free_at_best_is_counted_over_the_gpus_that_the_pod_may_use_and_
 def test_unhealthy_gpus_are_not_missing_ones() -> None:
     table = table_of({"a": [card("a"), card("a", 1, healthy=False)], "b": [card("b")]})
     fits = fits_of(table, FitQuery(pod(app("c", 200)), UNIT_MIB))
-    assert fits.by_problem() == {
+    assert {problem: list(names) for problem, names in fits.by_problem().items()} == {
         NodeProblem.UNAVAILABLE: ["a"],
         NodeProblem.TOO_FEW: ["b"],
     }
