@@ -1,7 +1,6 @@
 """Quotas from files: found among manifests, and charged with the pods beside them as the webhook and controller do."""
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,19 +13,17 @@ from console.quota_status_view import QuotaStatus
 from ledger.quota_config_maps import is_quota_config_map
 from settings.configuration import Configuration
 from settings.loading import Loaded
-from vcuda.catalogue import card_sizes_mib
-from vcuda.decision import Reason, printable
+from vcuda.decision import printable
 from vcuda.ledger import Ledger, PodKey
 from vcuda.names import LEGACY_KEY, QUOTA_KEY
 from vcuda.quota import Quota, QuotaError, QuotaMistake
 from vcuda.quota_lint import QuotaWarning
-from vcuda.quota_refusals import RemedyContext
 from vcuda.quota_usage import Holder
 from vcuda.scheme import Scheme
 from webhook.service import admission_config_of
 
 if TYPE_CHECKING:
-    from controller.pod_usage import PodUsage
+    from console.existing_pods import ExistingPods
 
 SourcedDocument = tuple[str, Document]
 RefusedPods = dict[str, dict[str, str]]
@@ -121,15 +118,16 @@ class FileCharges:
     def charge_existing_pods(self) -> None:
         """Charge pods that a cluster already runs: they are counted even where they exceed the quota."""
         for name in self.quotas.namespaces:
-            pods = {key: pod for key, pod in self._existing.items() if pod.metadata.namespace == name}
-            waiting = charge_existing(self.quotas.ledger(name), pods, self._documents, self._configuration)
+            pods = self._existing.of(name)
+            waiting = self._existing.charge(self.quotas.ledger(name), name)
             self.owners[name] |= {key: pod.owner for key, pod in pods.items()}
             self.waiting[name] |= {pods[key].metadata.name: str(reasons[0]) for key, reasons in waiting.items()}
 
     def charge_new_pods(self) -> None:
         """Admit the pods of manifests, except those of workloads whose pods are among the existing ones."""
         config = admission_config_of(self._configuration)
-        known_owners = {(pod.metadata.namespace, pod.owner) for pod in self._existing.values()}
+        existing = self._existing
+        known_owners = {(name, pod.owner) for name in existing.namespaces for pod in existing.of(name).values()}
         for _, document in self._documents:
             if is_existing_pod(document):
                 continue
@@ -151,41 +149,14 @@ def is_existing_pod(document: Document) -> bool:
     return document.get("kind") == "Pod" and bool(has_status)
 
 
-def existing_pods(documents: Iterable[SourcedDocument], configuration: Configuration) -> "dict[PodKey, PodUsage]":
-    from cluster.objects import Pod  # noqa: PLC0415
-    from controller.pod_usage import pod_usage_of  # noqa: PLC0415
+def existing_pods(documents: Iterable[SourcedDocument], configuration: Configuration) -> "ExistingPods":
+    from cluster.objects import Node, Pod  # noqa: PLC0415 - only loaded by commands that charge pods
+    from console.existing_pods import ExistingPods  # noqa: PLC0415
 
-    scheme = admission_config_of(configuration).scheme
-    pods = [decode_document(document, Pod) for _, document in documents if is_existing_pod(document)]
-    return {usage.key: usage for pod in pods if (usage := pod_usage_of(pod, scheme)) is not None}
-
-
-def charge_existing(
-    ledger: Ledger,
-    pods: "Mapping[PodKey, PodUsage]",
-    documents: Iterable[SourcedDocument],
-    configuration: Configuration,
-) -> Mapping[PodKey, tuple[Reason, ...]]:
-    """Charge existing pods as the controller does; returns the pods that do not fit, and why."""
-    from cluster.gpu_nodes import gpu_node_of  # noqa: PLC0415
-    from cluster.objects import Node  # noqa: PLC0415
-    from controller.accounting import NamespaceView, reconcile_ledger  # noqa: PLC0415
-    from controller.pod_usage import actual_charge, counts_against_quota  # noqa: PLC0415
-
-    config, now_s, unit_mib = admission_config_of(configuration), time.time(), configuration.memory_unit_mib
-    objects = [decode_document(document, Node) for _, document in documents if document.get("kind") == "Node"]
-    nodes = {node.metadata.name: gpu_node_of(node, config.scheme) for node in objects}
-    cards = {card for node in nodes.values() for card in node.cards()}
-    view = NamespaceView(
-        pods={key: pod for key, pod in pods.items() if counts_against_quota(pod, nodes.get(pod.node), now_s)},
-        gone=frozenset(),
-        actual_charge=lambda pod: actual_charge(pod, nodes.get(pod.node), unit_mib),
-        cards=card_sizes_mib(cards, ledger.policy.pools),
-        unit_mib=unit_mib,
-        cluster_mode=configuration.mode,
-        remedies=RemedyContext(config.names.use_models, unit_mib),
-    )
-    return reconcile_ledger(ledger, view, now_s, lambda *_: False).waiting
+    listed = [document for _, document in documents]
+    pods = [decode_document(each, Pod) for each in listed if is_existing_pod(each)]
+    nodes = [decode_document(each, Node) for each in listed if each.get("kind") == "Node"]
+    return ExistingPods(pods, nodes, configuration)
 
 
 def holders_of(ledger: Ledger, owners: Mapping[PodKey, str]) -> list[Holder]:
