@@ -80,15 +80,33 @@ def pods_of(document: Document, most: int = MAX_REPLICAS) -> Iterator[tuple[str,
     if (group, kind) not in BY_GROUP_KIND:
         return
     outer, inner = document, document
-    for step in BY_GROUP_KIND[group, kind].template:
+    path = BY_GROUP_KIND[group, kind].template
+    for step in path:
         outer, inner = inner, mapping_at(inner, step)
-    count = outer.get("replicas", outer.get("parallelism", 1))
-    for number in range(min(count, most) if isinstance(count, int) else 1):
+    for number in range(min(pod_count(f"{kind} {name}", ".".join(path[:-1]), outer), most)):
         pod_metadata = {**mapping_at(inner, "metadata"), "name": f"{name}-{number}"}
         if metadata.get("namespace"):
             pod_metadata["namespace"] = metadata["namespace"]
         spec = mapping_at(inner, "spec")
         yield f"{kind}/{name}", {"apiVersion": "v1", "kind": "Pod", "metadata": pod_metadata, "spec": spec}
+
+
+def pod_count(title: str, path: str, spec: Document) -> int:
+    """Return how many pods a workload has at the same time; one where it does not say."""
+    if spec.get("replicas") is not None:
+        return whole_number(title, f"{path}.replicas", spec["replicas"])
+    given = [field for field in ("parallelism", "completions") if spec.get(field) is not None]
+    counts = {field: whole_number(title, f"{path}.{field}", spec[field]) for field in given}
+    # A Job never runs more pods than it has completions left.
+    return min(counts.get("parallelism", 1), counts.get("completions", counts.get("parallelism", 1)))
+
+
+def whole_number(title: str, field: str, value: Any) -> int:  # noqa: ANN401 - any YAML value
+    # A bool is an int in Python.
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    example = "write it without quotes" if isinstance(value, str) and value.isdecimal() else "write one such as 2"
+    raise CommandError(f"{title}: {field}: {printable(value)!r} is not a whole number of at least 0; {example}")
 
 
 def decode_document(document: Document, into: type[T]) -> T:
