@@ -3,9 +3,12 @@
 They are admitted, charged and placed one after another, by the functions that webhook and scheduler use.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vcuda.charge_moves import move_problems
 from vcuda.charging import PodDemand, count_fitting, fit_charge
@@ -17,8 +20,9 @@ from vcuda.gpu_availability import GpuUsage
 from vcuda.gpu_model import parse_model
 from vcuda.gpu_table import GpuTable
 from vcuda.host import Host
-from vcuda.namespace_policy import NamespacePolicy, combine_policies
+from vcuda.namespace_policy import Mode, NamespacePolicy, combine_policies
 from vcuda.node_fit import NodeFits, NodeFitter
+from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, PlacedSlices, peak_usage, placed_model
 from vcuda.placement_costs import WorkloadEstimate
 from vcuda.placement_strategies import PlacementStrategy
@@ -26,6 +30,10 @@ from vcuda.pod_options import NO_OPTIONS, PodOptions
 from vcuda.quota import Quota
 from vcuda.quota_usage import Charge, QuotaUsage
 from vcuda.request import PodRequest
+
+# How often a search for pods with several containers is continued, on one cluster in total: the scheduler searches once
+# and leaves the rest to the next attempt, 15 milliseconds at most each time.
+MAX_CONTINUED = 2000
 
 
 class TrialPod(Struct, frozen=True):
@@ -42,13 +50,17 @@ class TrialPod(Struct, frozen=True):
 
 
 class PodPlacement(Struct, frozen=True):
-    """What a pod got: its node, its GPUs by container, and its charge if its namespace has quotas."""
+    """What a pod got: its node, its GPUs by container, and its charge if its namespace has quotas.
+
+    `audited` is why its quotas would refuse it, if they were enforced.
+    """
 
     pod: TrialPod
     node: str
     placed: PlacedSlices
     usage: dict[str, GpuUsage]
     charge: Charge | None = None
+    audited: tuple[Reason, ...] = ()
 
 
 class TrialRefusal(Struct, frozen=True):
@@ -57,6 +69,7 @@ class TrialRefusal(Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     query: FitQuery | None = None
     fits: NodeFits | None = None
+    audited: tuple[Reason, ...] = ()
 
 
 class TrialCluster:
@@ -70,14 +83,33 @@ class TrialCluster:
         unit_mib: int,
         strategy: PlacementStrategy,
         usages: Mapping[str, QuotaUsage] | None = None,
+        cluster_mode: Mode = Mode.ENFORCE,
     ) -> None:
-        self.table, self._unit_mib, self._strategy = table, unit_mib, strategy
-        self._usages = dict(usages or {})
+        self.table, self._estimate, self._unit_mib, self._strategy = table, estimate, unit_mib, strategy
+        self._usages, self._cluster_mode = dict(usages or {}), cluster_mode
         self._policies = {name: policy_of(usage.quotas) for name, usage in self._usages.items()}
         self.fitter = NodeFitter(table, estimate)
+        self._continued = 0
 
-    def admit(self, pod: TrialPod) -> tuple[Reason, ...]:
-        """Return why the quotas of its namespace refuse a pod; nothing if they do not."""
+    def copy(self) -> "TrialCluster":
+        # Shallow: amounts are values.
+        usages = {name: copy.copy(usage) for name, usage in self._usages.items()}
+        return TrialCluster(
+            self.table.copy(),
+            self._estimate,
+            unit_mib=self._unit_mib,
+            strategy=self._strategy,
+            usages=usages,
+            cluster_mode=self._cluster_mode,
+        )
+
+    def is_enforced(self, namespace: str) -> bool:
+        """Whether the quotas of a namespace refuse anything; in audit mode they only count."""
+        policy = self._policies.get(namespace, NamespacePolicy())
+        return policy.effective_mode(self._cluster_mode) is Mode.ENFORCE
+
+    def quota_problems(self, pod: TrialPod) -> tuple[Reason, ...]:
+        """Return what of the quotas of its namespace a pod exceeds, whether they are enforced or not."""
         usage = self._usages.get(pod.namespace)
         if usage is None or not pod.request.containers:
             return ()
@@ -86,25 +118,36 @@ class TrialCluster:
     def count_admitted(self, pod: TrialPod, wanted: int) -> int:
         """Return how many of so many equal pods the quotas of their namespace would admit."""
         usage = self._usages.get(pod.namespace)
-        if usage is None:
+        if usage is None or not self.is_enforced(pod.namespace):
             return wanted
         return count_fitting(usage, PodDemand(pod.request, self._unit_mib), pod.options, self._cards(), wanted)
 
     def place(self, pod: TrialPod) -> PodPlacement | TrialRefusal:
         """Admit a pod, and place it on the best node, if it fits on one."""
-        if reasons := self.admit(pod):
-            return TrialRefusal(reasons)
+        problems = self.quota_problems(pod)
+        if problems and self.is_enforced(pod.namespace):
+            return TrialRefusal(problems)
+        result = self._place(pod)
+        return replace(result, audited=problems) if problems else result
+
+    def _place(self, pod: TrialPod) -> PodPlacement | TrialRefusal:
         query = self.query(pod)
         if not pod.request.containers or not (needs_search(query) or query.excluded):
             name = self.fitter.best_node(query)
             return self._take(pod, query, name) if name else TrialRefusal((), query)
-        fits = self.fitter.fit(list(self.table.names()), query)
-        for position in fits.ranked().tolist():
-            try:
-                return self._take(pod, query, fits.names[position])
-            except InsufficientGpus:
-                continue
-        return TrialRefusal((), query, fits)
+        first = fits = self.fitter.fit(list(self.table.names()), query)
+        while True:
+            for position in fits.ranked().tolist():
+                try:
+                    return self._take(pod, query, fits.names[position])
+                except InsufficientGpus:
+                    continue
+            unsearched = np.flatnonzero(first.problems == NodeProblem.NOT_SEARCHED)
+            if not len(unsearched) or self._continued >= MAX_CONTINUED:
+                return TrialRefusal((), query, first)
+            self._continued += 1
+            fits = self.fitter.fit(first.names[unsearched].tolist(), query)
+            first.problems[unsearched] = fits.problems
 
     def explain(self, refusal: TrialRefusal) -> tuple[str, Problems]:
         """Return why a pod fits on no node, in a sentence with numbers, and how many nodes have each problem."""
@@ -155,7 +198,7 @@ class TrialCluster:
     def _granted(self, pod: TrialPod) -> frozenset[str] | None:
         """Return the models for which the quotas have room for a pod; None means all."""
         usage = self._usages.get(pod.namespace)
-        if usage is None or not usage.quotas:
+        if usage is None or not usage.quotas or not self.is_enforced(pod.namespace):
             return None
         charges = {model: self._charge(pod, model, mib) for model, mib in self._cards().items()}
         return frozenset(model for model, charge in charges.items() if not move_problems(usage, None, charge))

@@ -1,6 +1,6 @@
 """What-if questions: whether so many replicas of a pod would be admitted and where they would run, or what is missing.
 
-Nothing is changed: the caller gives a cluster on which the pods are tried.
+`what_if` changes nothing. `try_replicas` leaves the replicas on the cluster, for questions that build on each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from vcuda.trial_cluster import PodPlacement, TrialCluster, TrialPod, TrialRefus
 
 # More would take long, and no answer has use for all of their nodes.
 MAX_REPLICAS = 10_000
+NO_NODES = "no node with GPUs takes pods: none has published its GPUs, or all that have are cordoned or not ready"
 
 
 class Missing(StrEnum):
@@ -27,16 +28,21 @@ class Missing(StrEnum):
     MODEL = "model"
     POOL = "pool"
     ISOLATION = "isolation"
-    # Every suitable GPU is in use, at least in part.
+    # Every suitable GPU is in use, at least in part, or no node has so many of them.
     ROOM = "room"
     # The GPUs themselves: unhealthy or cordoned.
     GPUS = "gpus"
     # The nodes' own CPU and memory.
     HOST = "host"
+    # There is no node with GPUs that takes pods.
+    NODES = "nodes"
+    # Nothing is known to be missing: the combinations of the pod's containers were too many to search all nodes.
+    UNSEARCHED = "unsearched"
 
 
 # In the order of how near a node with the problem is to taking the pod: what the nearest nodes lack is missing.
 MISSING_BY_PROBLEM = (
+    (Missing.UNSEARCHED, (NodeProblem.NOT_SEARCHED,)),
     (Missing.HOST, (NodeProblem.HOST,)),
     (
         Missing.ROOM,
@@ -46,7 +52,6 @@ MISSING_BY_PROBLEM = (
             NodeProblem.CORES,
             NodeProblem.CORES_AND_MEMORY,
             NodeProblem.COMBINATION,
-            NodeProblem.NOT_SEARCHED,
             NodeProblem.MEMBERS,
         ),
     ),
@@ -54,7 +59,9 @@ MISSING_BY_PROBLEM = (
     (Missing.GPUS, (NodeProblem.UNAVAILABLE,)),
     (Missing.QUOTA, (NodeProblem.QUOTA,)),
     (Missing.POOL, (NodeProblem.POOL,)),
-    (Missing.MODEL, (NodeProblem.MODEL, NodeProblem.UUID, NodeProblem.TOO_FEW, NodeProblem.TOO_SMALL)),
+    # The model is there, but on no node so often: a larger node has to become free, or be added.
+    (Missing.ROOM, (NodeProblem.TOO_FEW,)),
+    (Missing.MODEL, (NodeProblem.MODEL, NodeProblem.UUID, NodeProblem.TOO_SMALL)),
 )
 
 
@@ -69,6 +76,7 @@ class Answer(Struct, frozen=True, omit_defaults=True, rename="camel"):
     """How many replicas would be admitted, and where as many as fit would run, in this order.
 
     If not all do: `missing` is what the next one lacks, with a sentence, and the reasons of the quota if it refuses it.
+    `audited` are the reasons of a quota in audit mode, which refuses nothing.
     """
 
     replicas: int
@@ -77,6 +85,7 @@ class Answer(Struct, frozen=True, omit_defaults=True, rename="camel"):
     missing: Missing | None = None
     message: str = ""
     reasons: tuple[Reason, ...] = ()
+    audited: tuple[Reason, ...] = ()
 
     @property
     def is_possible(self) -> bool:
@@ -84,26 +93,42 @@ class Answer(Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 def what_if(cluster: TrialCluster, pod: TrialPod, replicas: int = 1) -> Answer:
-    """Try so many replicas of a pod on a cluster, one after another; the cluster is changed."""
+    """Try so many replicas of a pod on a cluster, one after another; the cluster is not changed."""
+    return try_replicas(cluster.copy(), pod, replicas)
+
+
+def try_replicas(cluster: TrialCluster, pod: TrialPod, replicas: int = 1) -> Answer:
+    """Place as many of so many replicas of a pod on a cluster as are admitted and fit, one after another."""
     wanted = max(0, min(replicas, MAX_REPLICAS))
     placed: list[ReplicaPlacement] = []
+    audited: tuple[Reason, ...] = ()
     refusal: TrialRefusal | None = None
     while len(placed) < wanted and refusal is None:
         result = cluster.place(pod)
+        audited = audited or result.audited
         if isinstance(result, PodPlacement):
             placed.append(ReplicaPlacement(result.node, result.placed))
             pod = replace(pod, excluded=excluded_after(pod, result))
         else:
             refusal = result
+    answer = Answer(wanted, len(placed), tuple(placed), audited=audited)
     if refusal is None:
-        return Answer(wanted, wanted, tuple(placed))
+        return answer
     if refusal.reasons:
         message = "; ".join(reason.problem for reason in refusal.reasons)
-        return Answer(wanted, len(placed), tuple(placed), Missing.QUOTA, message, refusal.reasons)
-    message, problems = cluster.explain(refusal)
+        return replace(answer, missing=Missing.QUOTA, message=message, reasons=refusal.reasons)
     # Beside those that were placed, the quota admits some that wait for room.
     admitted = len(placed) + cluster.count_admitted(pod, wanted - len(placed))
-    return Answer(wanted, admitted, tuple(placed), nearest(problems), message)
+    missing, message = missing_of(cluster, refusal)
+    return replace(answer, admitted=admitted, missing=missing, message=message)
+
+
+def missing_of(cluster: TrialCluster, refusal: TrialRefusal) -> tuple[Missing, str]:
+    """Return what a pod lacks that no quota refused, with a sentence."""
+    if not len(cluster.table):
+        return Missing.NODES, NO_NODES
+    message, problems = cluster.explain(refusal)
+    return nearest(problems), message
 
 
 def excluded_after(pod: TrialPod, placed: PodPlacement) -> Mapping[str, Sequence[str] | None]:

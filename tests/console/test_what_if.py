@@ -105,7 +105,7 @@ def test_the_quota_is_missing(ask: Any) -> None:
     [
         (manifest(60, annotations={"use-gputype": "T4"}), "room", "no GPU with 60 cores free, the best has 50"),
         (manifest(50, annotations={"use-gputype": "H100"}, namespace="free"), "model", "no H100"),
-        (manifest(400, None, namespace="free"), "model", "fewer than 4 GPUs of a model that the pod may use"),
+        (manifest(400, None, namespace="free"), "room", "fewer than 4 GPUs of a model that the pod may use"),
         (manifest(50, annotations={"min-isolation": "mps"}), "isolation", "no GPU with isolation mps or stronger"),
         (manifest(10, requests={"cpu": "65"}), "host", "not enough CPU or memory on this node"),
     ],
@@ -168,7 +168,7 @@ def test_an_invalid_quota_in_the_dump_is_named(ask: Any) -> None:
 def test_nothing_fits_on_a_cluster_without_gpus(ask: Any) -> None:
     found = answer(ask(manifest(50), options=JSON))
     assert not found["possible"]
-    assert found["missing"] == "model"
+    assert found["missing"] == "nodes"
 
 
 def test_nodes_that_take_no_pods_do_not_count(ask: Any) -> None:
