@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from simulator.arrivals import draw_arrivals, total_demand
+from simulator.arrivals import check_count, draw_arrivals, total_demand
 from simulator.replay import SimulatedCluster, shape_of
 from simulator.trace_files import Task
 from vcuda.amounts import Amounts
@@ -16,6 +16,7 @@ from vcuda.compiled_workload import CompiledWorkload
 from vcuda.gpu_table import GpuTable
 from vcuda.learning import WorkloadLearner
 from vcuda.memory_units import DEFAULT_UNIT_MIB
+from vcuda.namespace_policy import Mode
 from vcuda.placement_costs import fragmentation_gpus
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota_usage import QuotaUsage
@@ -50,6 +51,13 @@ class Scenario(Struct, frozen=True):
     # What namespaces hold from the beginning, by model.
     charged: Mapping[str, Mapping[str, Amounts]] = {}
     unit_mib: int = DEFAULT_UNIT_MIB
+    # Applies where quotas set no mode: in audit mode they refuse nothing.
+    cluster_mode: Mode = Mode.ENFORCE
+
+    def check_length(self) -> None:
+        """Raise TooManyArrivalsError if a run would not end."""
+        turnovers = TURNOVERS + self.load if self.lifetimes else self.demand
+        check_count(self.tasks, turnovers * self.table.usable_gpus() * CORES_PER_CARD)
 
 
 class ClusterSample(Struct, frozen=True):
@@ -113,6 +121,7 @@ class Run:
             seed=seed,
             unit_mib=scenario.unit_mib,
             usages=usages,
+            cluster_mode=scenario.cluster_mode,
         )
         self._yardstick = CompiledWorkload(known_workload(scenario.tasks).typical(with_largest=False))
         self._arrived = self._cluster.allocated
@@ -122,6 +131,7 @@ class Run:
 
     def run(self, on_progress: OnProgress) -> Outcome:
         began = time.monotonic()
+        self._scenario.check_length()
         accepted: float | None = None
         if self._scenario.lifetimes:
             accepted = self._run_departures(on_progress)
@@ -153,21 +163,20 @@ class Run:
         """Have tasks arrive and leave at a constant load; returns which part of the demand was accepted."""
         scenario, capacity = self._scenario, self._cluster.capacity
         lives = Lifetimes(scenario, capacity, self._seed)
-        ends: list[tuple[float, int, Task, PodPlacement]] = []
+        ends: list[tuple[float, int, PodPlacement]] = []
         offered = accepted = 0
         first, last = round(-scenario.load * lives.per_turnover), round(TURNOVERS * lives.per_turnover)
         # Time is counted in arrivals; before 0 are those that run at the beginning.
         for number in range(first, last):
             now = max(number, 0)
             while ends and ends[0][0] <= now:
-                _, _, ended, placement = heapq.heappop(ends)
-                self._cluster.depart(ended, placement)
+                self._cluster.depart(heapq.heappop(ends)[-1])
             task, lifetime = lives.draw(is_running=number < 0)
             is_measured = number >= WARM_UP * lives.per_turnover
             offered += task.demand * is_measured
             if (placed := self._arrive(task)) is not None:
                 accepted += task.demand * is_measured
-                heapq.heappush(ends, (now + lifetime, number, task, placed))
+                heapq.heappush(ends, (now + lifetime, number, placed))
             on_progress(number - first + 1, last - first)
             if number >= 0 and number % max(1, lives.per_turnover // 25) == 0:
                 self._samples.append(self._sample(100 * number / lives.per_turnover))
@@ -209,7 +218,7 @@ class Lifetimes:
 
     def __init__(self, scenario: Scenario, capacity: int, seed: int) -> None:
         self._tasks, self._kind, self._choose = scenario.tasks, scenario.lifetimes, random.Random(seed)
-        self._relative = [1.0 if self._kind == EXPONENTIAL else task.lifetime_s or 0.0 for task in self._tasks]
+        self._relative = relative_lifetimes(scenario.tasks, scenario.lifetimes)
         weight = sum(task.demand * each for task, each in zip(self._tasks, self._relative, strict=True))
         self._scale = scenario.load * capacity * len(self._tasks) / weight
         # How many tasks request as much as the cluster has.
@@ -223,6 +232,14 @@ class Lifetimes:
         if self._kind == EXPONENTIAL:
             return self._tasks[at], lifetime * self._choose.expovariate(1)
         return self._tasks[at], lifetime * (self._choose.random() if is_running else 1)
+
+
+def relative_lifetimes(tasks: Sequence[Task], kind: str) -> list[float]:
+    """Return how long each task runs, in proportion; one that has not ended runs until the end of the file."""
+    if kind == EXPONENTIAL:
+        return [1.0] * len(tasks)
+    end = max((task.created_s + (task.lifetime_s or 0.0) for task in tasks), default=0.0)
+    return [end - task.created_s if task.lifetime_s is None else task.lifetime_s for task in tasks]
 
 
 def learner_for(scenario: Scenario, policy: PlacementStrategy) -> WorkloadLearner:

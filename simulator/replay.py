@@ -9,6 +9,7 @@ from vcuda.host import Host
 from vcuda.inventory import Gpu
 from vcuda.learning import WorkloadLearner
 from vcuda.memory_units import DEFAULT_UNIT_MIB
+from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import PodOptions
 from vcuda.quota_usage import QuotaUsage
@@ -25,7 +26,14 @@ CONTAINER = "task"
 def simulated_gpus(node: TraceNode) -> tuple[Gpu, ...]:
     memory_mib = node.gpu_memory_mib or GPU_MEMORY_MIB
     return tuple(
-        Gpu(uuid=f"GPU-{node.name}-{index}", index=index, model=node.model, memory_mib=memory_mib, healthy=True)
+        Gpu(
+            uuid=f"GPU-{node.name}-{index}",
+            index=index,
+            model=node.model,
+            memory_mib=memory_mib,
+            healthy=True,
+            isolation=node.isolation,
+        )
         for index in range(node.gpus)
     )
 
@@ -43,17 +51,30 @@ def add_nodes(table: GpuTable, nodes: Iterable[TraceNode]) -> None:
 
 
 def request_of(task: Task, unit_mib: int) -> PodRequest:
+    if task.pod is not None:
+        return task.pod.request
     if not task.gpus:
         return PodRequest()
-    units = -(-task.gpu_memory_mib // unit_mib)
-    is_share = task.cores < CORES_PER_CARD
-    share = Share(task.demand, units if is_share else 0, memory_follows_cores=is_share and not units)
+    # Of whole GPUs it is the least memory that each of them must have.
+    units = -(-task.gpu_memory_mib // unit_mib) * task.gpus
+    share = Share(task.demand, units, memory_follows_cores=task.cores < CORES_PER_CARD and not units)
     return PodRequest((ContainerRequest(CONTAINER, Role.APP, share, "vcuda"),))
 
 
+def options_of(task: Task) -> PodOptions:
+    return task.pod.options if task.pod is not None else PodOptions(models=task.models)
+
+
 def shape_of(task: Task) -> TaskShape:
+    if task.pod is not None:
+        return task.pod.shape
     memory_mib = task.gpu_memory_mib if task.cores < CORES_PER_CARD else 0
     return TaskShape(task.cpu_milli, task.gpus, task.cores, memory_mib, task.models)
+
+
+def held_cores(placement: PodPlacement) -> int:
+    """Return what a placement takes of the GPUs: with init containers on other GPUs, more than the pod ever needs."""
+    return sum(cores for cores, _ in placement.usage.values())
 
 
 class SimulatedCluster:
@@ -68,10 +89,18 @@ class SimulatedCluster:
         seed: int = 0,
         unit_mib: int = DEFAULT_UNIT_MIB,
         usages: Mapping[str, QuotaUsage] | None = None,
+        cluster_mode: Mode = Mode.ENFORCE,
     ) -> None:
         self._strategy, self._learner, self._seed, self._unit_mib = strategy, learner, seed, unit_mib
         self.table = table
-        self._trial = TrialCluster(self.table, learner.estimate, unit_mib=unit_mib, strategy=strategy, usages=usages)
+        self._trial = TrialCluster(
+            self.table,
+            learner.estimate,
+            unit_mib=unit_mib,
+            strategy=strategy,
+            usages=usages,
+            cluster_mode=cluster_mode,
+        )
         self.capacity = self.table.usable_gpus() * CORES_PER_CARD
         self.allocated = self.capacity - self.table.free_cores()
         self._pending: CompiledWorkload | None = None
@@ -84,14 +113,14 @@ class SimulatedCluster:
         pod = TrialPod(
             request_of(task, self._unit_mib),
             task.namespace,
-            PodOptions(models=task.models),
+            options_of(task),
             Host(task.cpu_milli, task.memory_mib),
             seed=f"{self._seed} {task.name} {self._learner.estimate.arrivals}" if is_random else "",
         )
         result = self._trial.place(pod)
         if isinstance(result, TrialRefusal):
             return None
-        self.allocated += task.demand
+        self.allocated += held_cores(result)
         return result
 
     def _learn(self, task: Task) -> None:
@@ -103,7 +132,7 @@ class SimulatedCluster:
         if learner.is_due:
             self._pending = CompiledWorkload(learner.begin())
 
-    def depart(self, task: Task, placement: PodPlacement) -> None:
+    def depart(self, placement: PodPlacement) -> None:
         self._learner.note_departure()
         self._trial.remove(placement)
-        self.allocated -= task.demand
+        self.allocated -= held_cores(placement)

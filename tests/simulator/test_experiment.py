@@ -1,18 +1,24 @@
 """Simulations: the same as the scheduler decides, counted the way the figures are published."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from simulator.arrivals import draw_arrivals, total_demand
-from simulator.experiment import EXPONENTIAL, FROM_TRACE, Scenario, run_scenario
+from simulator.arrivals import TooManyArrivalsError, draw_arrivals, total_demand
+from simulator.experiment import EXPONENTIAL, FROM_TRACE, Scenario, relative_lifetimes, run_scenario
 from simulator.plotting import comparison_svg
-from simulator.replay import table_of
+from simulator.replay import request_of, table_of
 from simulator.synthetic import synthetic_nodes, synthetic_tasks
-from simulator.trace_files import Task, TraceError, TraceNode, read_nodes, read_tasks
+from simulator.trace_files import ClusterPod, Task, TraceNode
+from vcuda.isolation import Isolation
+from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
+from vcuda.pod_options import PodOptions
 from vcuda.quota import parse_quota
 from vcuda.quota_usage import QuotaUsage
+from vcuda.request import ContainerRequest, PodRequest, Role
+from vcuda.vocabulary import Share
+from vcuda.workload import TaskShape
 
 FRAGMENTATION, FGD, RANDOM = PlacementStrategy.FRAGMENTATION, PlacementStrategy.FGD, PlacementStrategy.RANDOM
 
@@ -121,63 +127,6 @@ def test_a_plot_has_a_curve_for_each_policy() -> None:
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_nodes_and_tasks_are_read_from_csv(tmp_path: Path) -> None:
-    nodes, tasks = tmp_path / "nodes.csv", tmp_path / "tasks.csv"
-    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,P100\ncpu,1,1,0,\n")
-    tasks.write_text(
-        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n"
-        "a,12000,16384,1,460,V100M16|V100M32,0,60\nb,6000,12288,2,1000,,0,\nc,1000,1000,0,0,,5,5\n"
-    )
-    assert read_nodes(nodes) == [TraceNode("n0", 64000, 262144, 2, "P100")]
-    first, second, third = read_tasks(tasks)
-    assert (first.gpus, first.cores, first.models, first.lifetime_s) == (1, 46, ("V100M16", "V100M32"), 60.0)
-    assert (second.demand, second.lifetime_s) == (200, None)
-    assert third.demand == 0
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("a,x,1,1,500", "line 2: cpu_milli: 'x' is not a number"),
-        ("a,-5,1,1,500", "line 2: cpu_milli: -5 is below 0"),
-        ("a,1,1,2,500", "line 2: gpu_milli: 500 with num_gpu 2; several GPUs are whole ones, write 1000"),
-        ("a,1,1,1,0", "line 2: gpu_milli: 0 with num_gpu above 0"),
-        ("a,inf,1,1,500", "line 2: cpu_milli: 'inf' is not a number"),
-        ("a,1,1,1000,1000", "line 2: num_gpu: 1000 is above 128"),
-        (",1,1,1,1000", "line 2: name: is empty"),
-    ],
-)
-def test_an_invalid_task_is_named(tmp_path: Path, row: str, message: str) -> None:
-    file = tmp_path / "tasks.csv"
-    file.write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli\n{row}\n")
-    with pytest.raises(TraceError) as error:
-        read_tasks(file)
-    assert str(error.value).startswith(f"{file}: {message}")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "column sn is missing"),
-        ("sn,cpu_milli,memory_mib\n", "column gpu is missing; the file needs sn, cpu_milli, memory_mib, gpu"),
-        ("sn,cpu_milli,memory_mib,gpu\nn,1,1,0\n", "no node has GPUs"),
-        ("sn,cpu_milli,memory_mib,gpu\nn,1,1,1\nn,1,1,1\n", "line 3: sn: 'n' is listed twice"),
-        ("sn,cpu_milli,memory_mib,gpu,model\nn,1,1,1,???\n", "line 2: model: '???' is not the name of a GPU model"),
-    ],
-)
-def test_an_invalid_list_of_nodes_is_named(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "nodes.csv"
-    file.write_text(text)
-    with pytest.raises(TraceError) as error:
-        read_nodes(file)
-    assert message in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"none\.csv: No such file or directory"):
-        read_tasks(tmp_path / "none.csv")
-
-
 def test_a_cluster_that_holds_more_than_the_demand_takes_nothing_more() -> None:
     table = table_of([node()])
     table.take("n", {f"GPU-n-{index}": (100, 16384) for index in range(4)})
@@ -189,3 +138,73 @@ def test_a_cluster_that_holds_more_than_the_demand_takes_nothing_more() -> None:
 def test_tasks_larger_than_the_cluster_have_departures_too() -> None:
     scenario = Scenario(table_of([node(gpus=1)]), [task("t", 8)], lifetimes=EXPONENTIAL)
     assert run_scenario(scenario, FRAGMENTATION, 1).placed == 0
+
+
+def test_a_task_that_has_not_ended_runs_until_the_end_of_the_trace() -> None:
+    tasks = [task("a", lifetime_s=10.0), task("b", created_s=5.0, lifetime_s=45.0), task("c", created_s=20.0)]
+    assert relative_lifetimes(tasks, FROM_TRACE) == [10.0, 45.0, 30.0]
+    assert relative_lifetimes(tasks, EXPONENTIAL) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("lifetimes", ["", EXPONENTIAL])
+def test_arrivals_without_end_are_refused_with_the_cause(lifetimes: str) -> None:
+    """One GPU task among very many without GPUs: the demand would be reached after billions of arrivals."""
+    tasks = [task("gpu", cores=1), *(task(f"cpu-{number}", 0, 0) for number in range(10_000))]
+    scenario = Scenario(table_of([node(f"n{number}") for number in range(100)]), tasks, lifetimes=lifetimes)
+    with pytest.raises(TooManyArrivalsError, match=r"they request 0\.0001 cores .* use a lower --demand or --load"):
+        run_scenario(scenario, FRAGMENTATION, 1)
+    with pytest.raises(TooManyArrivalsError):
+        draw_arrivals(tasks, 40_000, seed=1)
+
+
+@pytest.mark.parametrize(("text", "placed"), [("mode: audit", 5), ("mode: enforce", 1), ("", 1)])
+def test_a_quota_in_audit_mode_refuses_no_task(text: str, placed: int) -> None:
+    quota = parse_quota(f"types: {{T4: {{cores: 150}}}}\n{text}", "team/q")
+    usages = {"team": QuotaUsage([quota])}
+    scenario = Scenario(table_of([node(gpus=5)]), [task("t", namespace="team")], demand=1, usages=usages)
+    assert run_scenario(scenario, FRAGMENTATION, 1).placed == placed
+
+
+def test_quotas_without_a_mode_follow_the_cluster() -> None:
+    usages = {"team": QuotaUsage([parse_quota("types: {T4: {cores: 150}}", "team/q")])}
+    scenario = Scenario(
+        table_of([node()]), [task("t", namespace="team")], demand=1, usages=usages, cluster_mode=Mode.AUDIT
+    )
+    assert run_scenario(scenario, FRAGMENTATION, 1).placed == 4
+
+
+def test_whole_gpus_have_at_least_the_memory_that_a_task_requests() -> None:
+    small, large = node("small"), TraceNode("large", 64_000, 256_000, 2, "A100", 40_960)
+    tasks = [task("t", 2, gpu_memory_mib=20_000)]
+    outcome = run_scenario(Scenario(table_of([small, large]), tasks, demand=1), FRAGMENTATION, 1)
+    assert {row.node for row in outcome.rows} == {"large", ""}
+    (container,) = request_of(tasks[0], 256).containers
+    assert (container.share.cores, container.share.memory_units) == (200, 158)
+
+
+def real(*cores: int, **options: Any) -> Task:
+    """Return a task that is a pod of a cluster with these containers."""
+    containers = tuple(
+        ContainerRequest(f"c{number}", Role.APP, Share(each, memory_follows_cores=True), "vcuda")
+        for number, each in enumerate(cores)
+    )
+    pod = ClusterPod(PodRequest(containers), PodOptions(**options), TaskShape(0, 2, 100))
+    return task("real", 2, pod=pod)
+
+
+@pytest.mark.parametrize(
+    ("options", "placed"),
+    [({"models": ("A100",)}, 0), ({"avoided_models": ("T4",)}, 0), ({"min_isolation": Isolation.MPS}, 0), ({}, 1)],
+    ids=["models", "avoided models", "isolation", "none"],
+)
+def test_a_pod_of_a_cluster_keeps_its_constraints(options: dict[str, Any], placed: int) -> None:
+    scenario = Scenario(table_of([node()]), [task("t")], first=[real(50, **options)], demand=0.13)
+    assert run_scenario(scenario, FRAGMENTATION, 1).placed == placed
+
+
+def test_a_pod_of_a_cluster_takes_what_its_containers_request() -> None:
+    """60 and 60 cores share two GPUs; they are not two whole ones."""
+    scenario = Scenario(table_of([node(gpus=2)]), [task("t")], first=[real(60, 60), task("half", cores=40)], demand=0.8)
+    outcome = run_scenario(scenario, FRAGMENTATION, 1)
+    assert outcome.placed == 2
+    assert outcome.allocated_percent == {"80": 80.0}
