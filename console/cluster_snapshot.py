@@ -3,7 +3,6 @@
 A dump is what `kubectl get nodes,pods,configmaps -A -o yaml` writes.
 """
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,19 +15,22 @@ from cluster.interface import Cluster, Selector
 from cluster.objects import CONFIG_MAPS, NODES, PODS, Node, Object, Pod
 from console.connecting import connect_cluster
 from console.errors import CommandError
-from console.manifests import decode_document, read_objects
-from console.offline_admission import OfflineQuotas
-from console.quota_files import FileCharges, SourcedDocument, find_quotas
+from console.existing_pods import ExistingPods, reduced
+from console.manifests import Document, decode_document, mapping_at, read_objects
+from console.quota_files import SourcedDocument
+from console.quotas_in_force import quotas_in_force, title_of
+from ledger.ledger_store import LEDGER_SELECTOR
 from scheduler.cluster_state import ClusterState
 from scheduler.pods import OtherPod, SchedulerPod, cached_pod_of
 from settings.configuration import Configuration
 from simulator.experiment import Scenario
 from simulator.replay import add_nodes
-from simulator.trace_files import Task, TraceError, TraceNode
+from simulator.trace_files import ClusterPod, Task, TraceError, TraceNode
 from vcuda.amounts import Amounts
 from vcuda.compiled_workload import CompiledWorkload
-from vcuda.decision import Unavailable
+from vcuda.decision import Unavailable, printable
 from vcuda.gpu_table import GpuTable
+from vcuda.ledger import Ledger, LedgerState
 from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE, WORKLOAD_CONFIG_MAP, WORKLOAD_KEY, names_for
 from vcuda.placement_costs import WorkloadEstimate
 from vcuda.quota_usage import QuotaUsage
@@ -46,33 +48,41 @@ class ClusterSnapshot:
         self.scheme = build_scheme(
             names_for(configuration.domain), configuration.memory_unit_mib, configuration.vocabularies
         )
-        nodes = [decode_document(each, Node) for _, each in documents if each.get("kind") == "Node"]
-        pods = [decode_document(each, Pod) for _, each in documents if each.get("kind") == "Pod"]
-        self._state = state_of(nodes, pods, self.scheme)
-        self._pods = [pod for each in pods if isinstance(pod := cached_pod_of(each, self.scheme), SchedulerPod)]
+        listed = unique_documents(documents)
+        nodes = [decode_document(each, Node) for _, each in listed if each.get("kind") == "Node"]
+        pods = [decode_pod(each) for _, each in listed if each.get("kind") == "Pod"]
+        cached = [each for pod in pods if (each := reduced(pod, cached_pod_of, self.scheme)) is not None]
+        self._state = state_of(nodes, cached, self.scheme)
+        self._pods = [pod for pod in cached if isinstance(pod, SchedulerPod)]
         self._nodes = [simulated_node(name, self._state) for name in self._state.node_names()]
-        found = find_quotas(documents, configuration)
-        if found.mistakes:
-            raise CommandError("\n".join(map(str, found.mistakes)))
-        charges = FileCharges(OfflineQuotas(found.quotas), list(documents), configuration)
-        charges.charge_existing_pods()
-        self._ledgers = {name: charges.quotas.ledger(name) for name in charges.quotas.namespaces}
-        self._history = stored_history(documents) or WorkloadHistory()
+        self._existing = ExistingPods(pods, nodes, configuration)
+        self.quotas = quotas_in_force(listed, configuration)
+        self._history = stored_history(listed, configuration.system_namespace) or WorkloadHistory()
 
-    def usages(self) -> dict[str, QuotaUsage]:
-        """Return what each namespace with quotas uses of them; the caller may change it."""
-        # Shallow: amounts are values.
-        return {name: copy.copy(ledger.usage) for name, ledger in self._ledgers.items()}
+    def usages(self, namespaces: Iterable[str] = (), *, only_bound: bool = False) -> dict[str, QuotaUsage]:
+        """Return what each namespace with quotas uses of them: those with pods, with quotas of their own, and these.
 
-    def trial(self) -> TrialCluster:
-        """Return a cluster on which pods can be tried."""
+        With `only_bound`, pods that wait are not charged.
+        """
+        usages = {}
+        for name in sorted({*self.quotas.by_namespace, *self._existing.namespaces, *namespaces}):
+            if quotas := self.quotas.of(name):
+                ledger = Ledger(name, LedgerState.OPEN)
+                ledger.set_quotas(quotas, 0)
+                self._existing.charge(ledger, name, only_bound=only_bound)
+                usages[name] = ledger.usage
+        return usages
+
+    def trial(self, namespaces: Iterable[str] = ()) -> TrialCluster:
+        """Return a cluster on which pods of these namespaces can be tried."""
         estimate = WorkloadEstimate(CompiledWorkload(self._history.typical()))
         return TrialCluster(
             self._state.table.copy(),
             estimate,
             unit_mib=self.scheme.unit_mib,
             strategy=self._configuration.scheduler.policy,
-            usages=self.usages(),
+            usages=self.usages(namespaces),
+            cluster_mode=self._configuration.mode,
         )
 
     def scenario(self, added: Callable[[Sequence[TraceNode]], Iterable[TraceNode]]) -> Scenario:
@@ -87,12 +97,14 @@ class ClusterSnapshot:
             table,
             [self._task(pod) for pod in alive],
             first=waiting,
-            usages=self.usages(),
+            # Those that wait are charged when they arrive.
+            usages=self.usages(only_bound=True),
             charged=self._charged(),
+            cluster_mode=self._configuration.mode,
         )
 
     def _task(self, pod: SchedulerPod) -> Task:
-        """Return a pod as a task: several containers count as one that takes as much as all of them."""
+        """Return a pod as a task, which is placed as what the pod requests, and counted by its shape."""
         shape = task_shape(pod.request, pod.options, pod.host, self.scheme.unit_mib)
         return Task(
             name=pod.title,
@@ -103,6 +115,7 @@ class ClusterSnapshot:
             models=shape.models,
             gpu_memory_mib=shape.memory_mib,
             namespace=pod.metadata.namespace,
+            pod=ClusterPod(pod.request, pod.options, shape),
         )
 
     def _charged(self) -> dict[str, dict[str, Amounts]]:
@@ -142,11 +155,32 @@ def read_cluster_objects(configuration: Configuration) -> list[SourcedDocument]:
     # Without it the prior applies.
     with suppress(ApiError, Unavailable):
         found.append(("ConfigMap", cluster.get(CONFIG_MAPS, WORKLOAD_CONFIG_MAP, configuration.system_namespace)))
-    unique = {(kind, each.metadata.namespace, each.metadata.name): each for kind, each in found}
-    return [("cluster", {"kind": kind, **msgspec.to_builtins(each)}) for (kind, *_), each in unique.items()]
+    documents = [("cluster", {"kind": kind, **msgspec.to_builtins(each)}) for kind, each in found]
+    if quotas_in_force(documents, configuration).warnings:
+        # Ledgers have the last valid version of an invalid quota. They are large, and else not needed.
+        with suppress(ApiError, Unavailable):
+            ledgers = cluster.list(CONFIG_MAPS, configuration.system_namespace, LEDGER_SELECTOR).items
+            documents += [("cluster", {"kind": "ConfigMap", **msgspec.to_builtins(each)}) for each in ledgers]
+    return documents
 
 
-def state_of(nodes: Iterable[Node], pods: Iterable[Pod], scheme: Scheme) -> ClusterState:
+def unique_documents(documents: Iterable[SourcedDocument]) -> list[SourcedDocument]:
+    """Return each object once: a ConfigMap may have several quota labels, and dumps may overlap."""
+    unique = {(str(document.get("kind")), title_of(document)): (file, document) for file, document in documents}
+    return list(unique.values())
+
+
+def decode_pod(document: Document) -> Pod:
+    """Decode a pod of a cluster, which has a UID: what pods hold is kept by it."""
+    pod = decode_document(document, Pod)
+    if not pod.metadata.uid:
+        raise CommandError(
+            f"Pod {printable(title_of(document))}: metadata.uid is missing; dump pods with: kubectl get pods -A -o yaml"
+        )
+    return pod
+
+
+def state_of(nodes: Iterable[Node], pods: Iterable[SchedulerPod | OtherPod], scheme: Scheme) -> ClusterState:
     """Return what a scheduler would know of a cluster; nodes that take no pods are left out."""
     state = ClusterState(scheme.unit_mib, time.monotonic)
     for node in nodes:
@@ -154,11 +188,10 @@ def state_of(nodes: Iterable[Node], pods: Iterable[Pod], scheme: Scheme) -> Clus
         if gpu_node.gpus and takes_pods(node):
             state.handle_node(None, gpu_node)
     for pod in pods:
-        cached = cached_pod_of(pod, scheme)
-        if isinstance(cached, OtherPod):
-            state.handle_other_pod(None, cached)
-        elif cached is not None:
-            state.handle_pod(None, cached)
+        if isinstance(pod, OtherPod):
+            state.handle_other_pod(None, pod)
+        else:
+            state.handle_pod(None, pod)
     return state
 
 
@@ -179,16 +212,17 @@ def simulated_node(name: str, state: ClusterState) -> TraceNode:
         gpus[0].model,
         gpus[0].memory_mib,
         pool,
+        gpus[0].isolation,
     )
 
 
-def stored_history(documents: Iterable[SourcedDocument]) -> WorkloadHistory | None:
+def stored_history(documents: Iterable[SourcedDocument], system_namespace: str) -> WorkloadHistory | None:
     """Return what a scheduler has learned and stored; None if that is not among the documents."""
+    title = f"{system_namespace}/{WORKLOAD_CONFIG_MAP}"
     for _, document in documents:
-        metadata, data = document.get("metadata") or {}, document.get("data") or {}
-        if document.get("kind") == "ConfigMap" and metadata.get("name") == WORKLOAD_CONFIG_MAP:
+        if document.get("kind") == "ConfigMap" and title_of(document) == title:
             try:
-                return decode_history(str(data.get(WORKLOAD_KEY, "")))
+                return decode_history(str(mapping_at(document, "data").get(WORKLOAD_KEY, "")))
             except ValueError:
                 return None
     return None

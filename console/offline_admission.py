@@ -55,7 +55,9 @@ class OfflineQuotas:
 
     def of(self, namespace: str) -> list[Quota]:
         """Return the quotas of a namespace; one that names no namespace applies to all."""
-        return [*self._by_namespace.get(namespace, ()), *self._by_namespace.get(ALL_NAMESPACES, ())]
+        return [
+            quota for name in dict.fromkeys((namespace, ALL_NAMESPACES)) for quota in self._by_namespace.get(name, ())
+        ]
 
     @property
     def namespaces(self) -> list[str]:

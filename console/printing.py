@@ -1,13 +1,16 @@
 """Output for terminals that stays complete when it is piped."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import click
 import yaml
 from rich.console import Console
 
 PIPE_WIDTH = 200
+# Some warnings are about what tenants wrote: they must not hide the answer.
+MAX_WARNINGS = 8
 
 
 def wide_console() -> Console:
@@ -17,6 +20,14 @@ def wide_console() -> Console:
 
 def count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def show_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings on standard error, where they are not taken for a part of the output."""
+    for warning in warnings[:MAX_WARNINGS]:
+        click.echo(f"warning: {warning}", err=True)
+    if len(warnings) > MAX_WARNINGS:
+        click.echo(f"warning: and {len(warnings) - MAX_WARNINGS} more", err=True)
 
 
 class PlainDumper(yaml.SafeDumper):

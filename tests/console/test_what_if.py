@@ -1,83 +1,11 @@
 """`quotient what-if`, on dumps of a cluster."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner, Result
 
-from console.main import main
-from tests.scheduler.world import NAMES, gpu
-from vcuda.inventory import encode_inventory
-from vcuda.placement_annotation import GpuSlice, encode_placement
-
-QUOTA = "types: {T4: {cores: 200}, A100: {cores: 800}}"
-
-
-def node(name: str, model: str, gpus: int, cpu: str = "64") -> dict[str, Any]:
-    listed = tuple(gpu(name, index, model) for index in range(gpus))
-    return {
-        "kind": "Node",
-        "metadata": {"name": name, "annotations": {NAMES.inventory: encode_inventory(listed)}},
-        "status": {"allocatable": {"cpu": cpu, "memory": "256Gi"}},
-    }
-
-
-def running(name: str, on: str, cores: int, namespace: str = "team", model: str = "T4") -> dict[str, Any]:
-    amounts = {NAMES.core: str(cores), NAMES.memory: "8"}
-    placed = {"c": [GpuSlice(f"GPU-{on}-0", cores, 2048)]}
-    return {
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": f"705ab4f5-6393-11e8-b7cc-{int.from_bytes(name.encode(), 'big') % 10**12:012}",
-            "annotations": {NAMES.placement: encode_placement(placed), NAMES.use_models: model},
-        },
-        "spec": {"nodeName": on, "containers": [{"name": "c", "resources": {"limits": amounts, "requests": amounts}}]},
-        "status": {"phase": "Running"},
-    }
-
-
-def quota(text: str = QUOTA) -> dict[str, Any]:
-    metadata = {"name": "q", "namespace": "team", "labels": {NAMES.quota_label: "true"}}
-    return {"kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": text}}
-
-
-def manifest(cores: int, memory: int | None = 8, kind: str = "Pod", **options: Any) -> dict[str, Any]:
-    limits = {NAMES.core: cores, **({} if memory is None else {NAMES.memory: memory}), **options.get("requests", {})}
-    spec = {"containers": [{"name": "c", "image": "i", "resources": {"limits": limits}}]}
-    annotations = {f"{NAMES.domain}/{key}": value for key, value in options.get("annotations", {}).items()}
-    metadata = {"name": "asked", "namespace": options.get("namespace", "team")}
-    if kind == "Pod":
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "annotations": annotations}, "spec": spec}
-    template = {"metadata": {"labels": {"a": "b"}, "annotations": annotations}, "spec": spec}
-    selected = {"selector": {"matchLabels": {"a": "b"}}}
-    body = {"replicas": options.get("replicas", 2), **selected, "template": template}
-    return {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": body}
-
-
-@pytest.fixture
-def ask(tmp_path: Path) -> Any:
-    """Asks about a manifest on a cluster of these objects."""
-
-    def run(asked: dict[str, Any], *objects: dict[str, Any], options: tuple[str, ...] = ()) -> Result:
-        dump, file = tmp_path / "dump.yaml", tmp_path / "asked.yaml"
-        dump.write_text(yaml.safe_dump({"kind": "List", "items": list(objects)}))
-        file.write_text(yaml.safe_dump(asked))
-        return CliRunner().invoke(main, ["what-if", str(file), "--cluster", str(dump), *options])
-
-    return run
-
-
-def answer(result: Result) -> Any:
-    return json.loads(result.stdout)
-
-
-JSON = ("-o", "json")
-T4, A100 = node("t", "T4", 1), node("a", "A100-SXM4-40GB", 2)
+from tests.console.dumps import A100, JSON, T4, answer, manifest, node, quota, running
+from tests.scheduler.world import NAMES
 
 
 def test_a_pod_that_fits_would_run(ask: Any) -> None:
@@ -159,16 +87,11 @@ def test_a_file_without_pods_is_an_error(ask: Any, asked: dict[str, Any], messag
     assert message in result.output
 
 
-def test_an_invalid_quota_in_the_dump_is_named(ask: Any) -> None:
-    result = ask(manifest(50), T4, quota("types: {T4: {cores: -1}}"))
-    assert result.exit_code == 2
-    assert "types.T4.cores" in result.output
-
-
 def test_nothing_fits_on_a_cluster_without_gpus(ask: Any) -> None:
     found = answer(ask(manifest(50), options=JSON))
     assert not found["possible"]
     assert found["missing"] == "nodes"
+    assert found["message"].startswith("no node with GPUs takes pods")
 
 
 def test_nodes_that_take_no_pods_do_not_count(ask: Any) -> None:
@@ -203,3 +126,74 @@ def test_a_pod_without_gpus_is_an_error(ask: Any) -> None:
     result = ask(asked, T4)
     assert result.exit_code == 2
     assert "requests no GPUs" in result.output
+
+
+def test_pods_with_several_containers_are_searched_on_all_nodes(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One attempt of the scheduler searches some nodes only; the answer must not depend on that."""
+    monkeypatch.setattr("vcuda.node_fit.MAX_STEPS", 30)
+    nodes = [node(f"n{number:03}", "T4", 2) for number in range(90)]
+    in_use = [held(f"p{number:03}{index}", f"n{number:03}", index) for number in range(89) for index in (0, 1)]
+    result = ask(containers(60, 60, 20), *nodes, *in_use, options=JSON)
+    assert [each["node"] for each in answer(result)["placed"]] == ["n089"]
+
+
+def test_what_was_not_searched_is_not_known_to_be_missing(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vcuda.trial_cluster.MAX_CONTINUED", 0)
+    monkeypatch.setattr("vcuda.node_fit.MAX_STEPS", 3)
+    nodes = [node(f"n{number:03}", "T4", 2) for number in range(9)]
+    in_use = [held(f"p{number:03}{index}", f"n{number:03}", index) for number in range(9) for index in (0, 1)]
+    assert answer(ask(containers(60, 60, 20), *nodes, *in_use, options=JSON))["missing"] == "unsearched"
+
+
+def held(name: str, on: str, index: int) -> dict[str, Any]:
+    """Return a pod that holds 30 cores of one GPU: 140 are free of two, but not as 60, 60 and 20."""
+    return running(name, on, 30, "free", index=index)
+
+
+def containers(*cores: int) -> dict[str, Any]:
+    made = manifest(cores[0], 2, namespace="free")
+    (first,) = made["spec"]["containers"]
+    for number, each in enumerate(cores[1:]):
+        limits = {**first["resources"]["limits"], NAMES.core: each}
+        made["spec"]["containers"].append({**first, "name": f"c{number}", "resources": {"limits": limits}})
+    return made
+
+
+def test_what_requests_no_gpus_is_left_out_with_a_note(ask: Any) -> None:
+    web = manifest(50, kind="Deployment")
+    web["metadata"]["name"] = "web"
+    web["spec"]["template"]["spec"]["containers"][0]["resources"] = {}
+    result = ask([web, manifest(50)], T4, options=JSON)
+    assert result.exit_code == 0, result.output
+    assert answer(result)["object"] == "Pod/asked"
+    assert "note: Deployment/web: requests no GPUs, and is left out" in result.stderr
+
+
+def test_one_pod_of_a_daemon_set_is_answered_and_noted(ask: Any) -> None:
+    asked = manifest(10, kind="DaemonSet")
+    del asked["spec"]["replicas"]
+    result = ask(asked, T4, A100)
+    assert "this is the answer for one of them" in result.stdout
+
+
+def test_documents_are_tried_beside_those_before_them(ask: Any) -> None:
+    first, second = ask([manifest(60), manifest(60)], T4, options=JSON).stdout.splitlines()
+    assert '"possible":true' in first
+    assert '"possible":false' in second
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"uid": "abc"}, "Pod team/p: 'abc' is not the UID of a pod"),
+        ({"uid": ""}, "Pod team/p: metadata.uid is missing"),
+        ({"deletionTimestamp": "soon"}, "Pod team/p: Invalid isoformat string: 'soon'"),
+    ],
+    ids=["UID", "no UID", "time"],
+)
+def test_a_pod_that_no_cluster_has_is_named(ask: Any, changes: dict[str, str], message: str) -> None:
+    pod = running("p", "t", 50)
+    pod["metadata"].update(changes)
+    result = ask(manifest(50), T4, pod)
+    assert result.exit_code == 2
+    assert message in result.output
