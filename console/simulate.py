@@ -16,64 +16,38 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from console.admit import quotas_from
 from console.errors import CommandError
-from console.printing import wide_console
+from console.offline_admission import OfflineQuotas
+from console.printing import count_of, show_warnings, wide_console
+from console.simulate_options import FiniteRange, parse_added, parse_plot, parse_policies, parse_seeds
 from settings.loading import Loaded
+from simulator.arrivals import TooManyArrivalsError
 from simulator.experiment import EXPONENTIAL, FROM_TRACE, Outcome, Scenario, run_scenario
 from simulator.plotting import comparison_svg
-from simulator.replay import table_of
+from simulator.replay import GPU_MEMORY_MIB, table_of
 from simulator.synthetic import synthetic_nodes, synthetic_tasks
 from simulator.trace_files import TraceError, TraceNode, read_nodes, read_tasks
+from vcuda.decision import printable
 from vcuda.gpu_model import parse_model
+from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota_usage import QuotaUsage
 
-MAX_SEEDS, MAX_ADDED = 1000, 10_000
 CPU_MILLI_PER_GPU, MIB_PER_GPU = 8000, 32_000
 # How often a run reports its progress, in arrivals.
 PROGRESS_STEP = 100
-
-
-def parse_seeds(_: click.Context, __: click.Parameter, value: str) -> list[int]:
-    """Read `42`, `42-51` or `1,5,7`."""
-    seeds: list[int] = []
-    for part in value.split(","):
-        first, _dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (_dash and not last.isdecimal()):
-            raise click.BadParameter(f"{part!r} is neither a number nor a range such as 42-51")
-        seeds += range(int(first), int(last or first) + 1)
-    if not 0 < len(seeds) <= MAX_SEEDS:
-        raise click.BadParameter(f"{value!r} are {len(seeds)} seeds; write 1 to {MAX_SEEDS}")
-    return seeds
-
-
-def parse_policies(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[PlacementStrategy]:
-    policies: dict[PlacementStrategy, None] = {}
-    for name in ",".join(values).split(","):
-        try:
-            policies[PlacementStrategy(name.strip())] = None
-        except ValueError:
-            raise click.BadParameter(f"{name!r} is none of {', '.join(PlacementStrategy)}") from None
-    return list(policies)
-
-
-def parse_added(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[tuple[int, str, int]]:
-    """Read `10:T4:4`: so many nodes, of this model, with so many GPUs each."""
-    added = []
-    for value in values:
-        parts = value.split(":")
-        if len(parts) != 3 or not (parts[0].isdecimal() and parts[2].isdecimal()) or not parts[1]:  # noqa: PLR2004
-            raise click.BadParameter(f"{value!r} is not of the form NODES:MODEL:GPUS, as in 10:T4:4")
-        count, gpus = int(parts[0]), int(parts[2])
-        if not 0 < count * gpus <= MAX_ADDED:
-            raise click.BadParameter(f"{value!r} adds {count * gpus} GPUs; write 1 to {MAX_ADDED}")
-        added.append((count, parse_model(parts[1]).name, gpus))
-    return added
+# Namespaces that a warning lists.
+MAX_NAMES = 5
+MEMORY_ASSUMED = (
+    "tasks request GPU memory, but not all nodes have the column gpu_memory_mib: their GPUs count as "
+    f"{GPU_MEMORY_MIB:,} MiB each; add the column"
+)
 
 
 @click.command(short_help="Compare placement policies, quotas and nodes on a workload.")
@@ -92,7 +66,7 @@ def parse_added(_: click.Context, __: click.Parameter, values: Sequence[str]) ->
 )
 @click.option(
     "--demand",
-    type=click.FloatRange(0.01, 10),
+    type=FiniteRange(0.01, 10),
     default=1.3,
     show_default=True,
     help="How much GPU demand arrives, as a multiple of the capacity.",
@@ -121,7 +95,7 @@ def parse_added(_: click.Context, __: click.Parameter, values: Sequence[str]) ->
 )
 @click.option(
     "--load",
-    type=click.FloatRange(0.05, 3),
+    type=FiniteRange(0.05, 3),
     default=0.95,
     show_default=True,
     help="With --lifetimes: the demand at any time, as a multiple of the capacity.",
@@ -135,7 +109,12 @@ def parse_added(_: click.Context, __: click.Parameter, values: Sequence[str]) ->
     metavar="NODES:MODEL:GPUS",
     help="Add nodes, as in 10:T4:4.",
 )
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a comparison to this SVG file.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=parse_plot,
+    help="Write a comparison to this SVG file.",
+)
 @click.option(
     "--placements",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -183,20 +162,32 @@ def simulate(
         raise click.UsageError(
             "--lifetimes: how long running pods still run is not known; leave it out with --from-cluster"
         )
+    is_ignored = "demand" if lifetimes else "load"
+    if context.get_parameter_source(is_ignored) is ParameterSource.COMMANDLINE:
+        show_warnings([f"--{is_ignored} has no effect {'with' if lifetimes else 'without'} --lifetimes"])
+    has_times = lifetimes == FROM_TRACE
     try:
-        scenario = read_cluster_scenario(loaded, added) if from_cluster else read_scenario(nodes_file, pods_file, added)
+        scenario = (
+            read_cluster_scenario(loaded, added)
+            if from_cluster
+            else read_scenario(nodes_file, pods_file, added, has_times=has_times)
+        )
     except TraceError as error:
         raise CommandError(str(error)) from None
+    unit_mib = loaded.configuration.memory_unit_mib
+    quotas = quotas_from(quota_file, unit_mib)
     scenario = msgspec.structs.replace(
         scenario,
         demand=demand,
         lifetimes=lifetimes or "",
         load=load,
         is_given=typical == "given",
-        unit_mib=loaded.configuration.memory_unit_mib,
-        usages={**scenario.usages, **usages_from(quota_file, scenario, loaded.configuration.memory_unit_mib)},
+        unit_mib=unit_mib,
+        usages={**scenario.usages, **usages_of(quotas, scenario)},
+        cluster_mode=loaded.configuration.mode,
     )
     check_scenario(scenario)
+    show_warnings([*scenario_warnings(scenario), *quota_warnings(quotas, scenario)])
     outcomes = run_all(scenario, policies, seeds, jobs)
     if placements is not None:
         write_file(placements, placements_csv(outcomes))
@@ -205,16 +196,22 @@ def simulate(
     show_outcomes(outcomes, output)
 
 
-def read_scenario(nodes_file: Path | None, pods_file: Path | None, added: Iterable[tuple[int, str, int]]) -> Scenario:
+def read_scenario(
+    nodes_file: Path | None, pods_file: Path | None, added: Iterable[tuple[int, str, int]], *, has_times: bool
+) -> Scenario:
     nodes = read_nodes(nodes_file) if nodes_file else synthetic_nodes()
-    tasks = read_tasks(pods_file) if pods_file else synthetic_tasks(seed=0)
+    tasks = read_tasks(pods_file, has_times=has_times) if pods_file else synthetic_tasks(seed=0)
+    if any(task.gpu_memory_mib for task in tasks) and not all(node.gpu_memory_mib for node in nodes):
+        show_warnings([MEMORY_ASSUMED])
     return Scenario(table_of([*nodes, *added_nodes(added, nodes)]), tasks)
 
 
 def read_cluster_scenario(loaded: Loaded, added: Iterable[tuple[int, str, int]]) -> Scenario:
     from console.cluster_snapshot import read_snapshot  # noqa: PLC0415 - other simulations need no API client
 
-    return read_snapshot(loaded.configuration).scenario(lambda nodes: added_nodes(added, nodes))
+    snapshot = read_snapshot(loaded.configuration)
+    show_warnings(snapshot.quotas.warnings)
+    return snapshot.scenario(lambda nodes: added_nodes(added, nodes))
 
 
 def added_nodes(added: Iterable[tuple[int, str, int]], nodes: Sequence[TraceNode]) -> Iterator[TraceNode]:
@@ -225,22 +222,42 @@ def added_nodes(added: Iterable[tuple[int, str, int]], nodes: Sequence[TraceNode
         for number in range(count):
             name = f"added-{group}-{number}"
             cpu_milli, mib = like.cpu_milli * gpus // like.gpus, like.memory_mib * gpus // like.gpus
-            yield TraceNode(name, cpu_milli, mib, gpus, model, like.gpu_memory_mib, like.pool)
+            yield TraceNode(name, cpu_milli, mib, gpus, model, like.gpu_memory_mib, like.pool, like.isolation)
 
 
-def usages_from(file: str | None, scenario: Scenario, unit_mib: int) -> dict[str, QuotaUsage]:
-    """Return what each namespace has in the quotas of a file; a namespace of a cluster keeps what it uses."""
-    if file is None:
-        return {}
-    quotas = quotas_from(file, unit_mib)
-    namespaces = {task.namespace for task in (*scenario.tasks, *scenario.first)} | set(quotas.namespaces)
+def usages_of(quotas: OfflineQuotas, scenario: Scenario) -> dict[str, QuotaUsage]:
+    """Return what each namespace has of quotas from a file, with what it uses already; none where it has none."""
     usages = {}
-    for namespace in sorted(namespaces):
-        usage = QuotaUsage(quotas.of(namespace))
-        for model, amounts in scenario.charged.get(namespace, {}).items():
-            usage.reserve(parse_model(model), amounts)
-        usages[namespace] = usage
+    for namespace in sorted({*namespaces_of(scenario), *scenario.charged, *scenario.usages}):
+        if of_namespace := quotas.of(namespace):
+            usage = usages[namespace] = QuotaUsage(of_namespace)
+            for model, amounts in scenario.charged.get(namespace, {}).items():
+                usage.reserve(parse_model(model), amounts)
     return usages
+
+
+def namespaces_of(scenario: Scenario) -> set[str]:
+    return {task.namespace for task in (*scenario.tasks, *scenario.first)}
+
+
+def quota_warnings(quotas: OfflineQuotas, scenario: Scenario) -> Iterator[str]:
+    """Yield why quotas refuse nothing although they were given."""
+    named, present = sorted(filter(None, quotas.namespaces)), namespaces_of(scenario)
+    if named and not any(quotas.of(namespace) for namespace in present):
+        names = ", ".join(map(printable, named[:MAX_NAMES]))
+        yield (
+            f"no task is in a namespace with a quota ({names}): the quotas have no effect; write the namespaces in the "
+            "column namespace of the tasks, or quotas without a namespace, which apply to all"
+        )
+    for quota in {quota.name: quota for usage in scenario.usages.values() for quota in usage.quotas}.values():
+        if quota.policy.effective_mode(scenario.cluster_mode) is Mode.AUDIT:
+            yield f"the quota {printable(quota.name)} is in audit mode: alone it refuses nothing"
+
+
+def scenario_warnings(scenario: Scenario) -> Iterator[str]:
+    if count := sum(task.is_rounded for task in scenario.tasks):
+        rounded = f"gpu_milli of {count_of(count, 'task')} was rounded up to whole per cents of a GPU"
+        yield f"{rounded}, the unit of vcuda-core"
 
 
 def check_scenario(scenario: Scenario) -> None:
@@ -251,6 +268,10 @@ def check_scenario(scenario: Scenario) -> None:
             "--lifetimes trace: no task has a lifetime; add the columns creation_time and deletion_time, or use "
             "--lifetimes exponential"
         )
+    try:
+        scenario.check_length()
+    except TooManyArrivalsError as error:
+        raise CommandError(str(error)) from None
 
 
 def run_all(
