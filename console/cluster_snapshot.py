@@ -26,18 +26,25 @@ from settings.configuration import Configuration
 from simulator.experiment import Scenario
 from simulator.replay import add_nodes
 from simulator.trace_files import ClusterPod, Task, TraceError, TraceNode
-from vcuda.amounts import Amounts
 from vcuda.compiled_workload import CompiledWorkload
 from vcuda.decision import Unavailable, printable
 from vcuda.gpu_table import GpuTable
 from vcuda.ledger import Ledger, LedgerState
 from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE, WORKLOAD_CONFIG_MAP, WORKLOAD_KEY, names_for
 from vcuda.placement_costs import WorkloadEstimate
+from vcuda.quota import Quota
 from vcuda.quota_usage import QuotaUsage
 from vcuda.scheme import Scheme, build_scheme
 from vcuda.task_shapes import task_shape
 from vcuda.trial_cluster import TrialCluster
 from vcuda.workload import WorkloadHistory, decode_history
+
+QuotasOf = Callable[[str], Sequence[Quota]]
+AddedTo = Callable[[Sequence[TraceNode]], Iterable[TraceNode]]
+
+
+def no_quotas(_: str) -> Sequence[Quota]:
+    return ()
 
 
 class ClusterSnapshot:
@@ -59,14 +66,17 @@ class ClusterSnapshot:
         self.quotas = quotas_in_force(listed, configuration)
         self._history = stored_history(listed, configuration.system_namespace) or WorkloadHistory()
 
-    def usages(self, namespaces: Iterable[str] = (), *, only_bound: bool = False) -> dict[str, QuotaUsage]:
+    def usages(
+        self, namespaces: Iterable[str] = (), *, instead: QuotasOf = no_quotas, only_bound: bool = False
+    ) -> dict[str, QuotaUsage]:
         """Return what each namespace with quotas uses of them: those with pods, with quotas of their own, and these.
 
-        With `only_bound`, pods that wait are not charged.
+        `instead` are quotas that replace those of the namespaces they are for. With `only_bound`, pods that wait are
+        not charged.
         """
         usages = {}
         for name in sorted({*self.quotas.by_namespace, *self._existing.namespaces, *namespaces}):
-            if quotas := self.quotas.of(name):
+            if quotas := instead(name) or self.quotas.of(name):
                 ledger = Ledger(name, LedgerState.OPEN)
                 ledger.set_quotas(quotas, 0)
                 self._existing.charge(ledger, name, only_bound=only_bound)
@@ -85,8 +95,11 @@ class ClusterSnapshot:
             cluster_mode=self._configuration.mode,
         )
 
-    def scenario(self, added: Callable[[Sequence[TraceNode]], Iterable[TraceNode]]) -> Scenario:
-        """Return a simulation that begins with the running pods, then has the waiting ones and others like them."""
+    def scenario(self, added: AddedTo, instead: QuotasOf = no_quotas) -> Scenario:
+        """Return a simulation that begins with the running pods, then has the waiting ones and others like them.
+
+        `added` returns nodes to add, given those of the cluster; for `instead` see `usages`.
+        """
         table: GpuTable = self._state.table.copy()
         if not len(table):
             raise TraceError("the cluster has no nodes with GPUs that a node plugin has published")
@@ -98,8 +111,7 @@ class ClusterSnapshot:
             [self._task(pod) for pod in alive],
             first=waiting,
             # Those that wait are charged when they arrive.
-            usages=self.usages(only_bound=True),
-            charged=self._charged(),
+            usages=self.usages(instead=instead, only_bound=True),
             cluster_mode=self._configuration.mode,
         )
 
@@ -117,19 +129,6 @@ class ClusterSnapshot:
             namespace=pod.metadata.namespace,
             pod=ClusterPod(pod.request, pod.options, shape),
         )
-
-    def _charged(self) -> dict[str, dict[str, Amounts]]:
-        charged: dict[str, dict[str, Amounts]] = {}
-        for pod in self._state.bound_pods():
-            holding = self._state.holding(pod.uid)
-            models = {gpu.uuid: gpu.model for gpu in self._state.table.gpus(pod.node)}
-            model = next((models[uuid] for uuid in holding.usage if uuid in models), "") if holding else ""
-            if model:
-                sizes = self._state.card_sizes_mib()
-                by_model = charged.setdefault(pod.metadata.namespace, {})
-                amounts = pod.request.demand(sizes[model], self.scheme.unit_mib)
-                by_model[model] = by_model.get(model, Amounts()) + amounts
-        return charged
 
 
 def read_snapshot(configuration: Configuration, files: Sequence[str] = ()) -> ClusterSnapshot:

@@ -25,7 +25,8 @@ def count_of(count: int, noun: str) -> str:
 def show_warnings(warnings: Sequence[str]) -> None:
     """Print warnings on standard error, where they are not taken for a part of the output."""
     for warning in warnings[:MAX_WARNINGS]:
-        click.echo(f"warning: {warning}", err=True)
+        text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in warning)
+        click.echo(f"warning: {text}", err=True)
     if len(warnings) > MAX_WARNINGS:
         click.echo(f"warning: and {len(warnings) - MAX_WARNINGS} more", err=True)
 

@@ -25,7 +25,7 @@ from console.admit import quotas_from
 from console.errors import CommandError
 from console.offline_admission import OfflineQuotas
 from console.printing import count_of, show_warnings, wide_console
-from console.simulate_options import FiniteRange, parse_added, parse_plot, parse_policies, parse_seeds
+from console.simulate_options import Added, FiniteRange, parse_added, parse_plot, parse_policies, parse_seeds
 from settings.loading import Loaded
 from simulator.arrivals import TooManyArrivalsError
 from simulator.experiment import EXPONENTIAL, FROM_TRACE, Outcome, Scenario, run_scenario
@@ -34,7 +34,6 @@ from simulator.replay import GPU_MEMORY_MIB, table_of
 from simulator.synthetic import synthetic_nodes, synthetic_tasks
 from simulator.trace_files import TraceError, TraceNode, read_nodes, read_tasks
 from vcuda.decision import printable
-from vcuda.gpu_model import parse_model
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota_usage import QuotaUsage
@@ -143,7 +142,7 @@ def simulate(
     lifetimes: str | None,
     load: float,
     quota_file: str | None,
-    added: list[tuple[int, str, int]],
+    added: list[Added],
     plot: Path | None,
     placements: Path | None,
     jobs: int,
@@ -165,17 +164,16 @@ def simulate(
     is_ignored = "demand" if lifetimes else "load"
     if context.get_parameter_source(is_ignored) is ParameterSource.COMMANDLINE:
         show_warnings([f"--{is_ignored} has no effect {'with' if lifetimes else 'without'} --lifetimes"])
-    has_times = lifetimes == FROM_TRACE
+    unit_mib = loaded.configuration.memory_unit_mib
+    quotas = quotas_from(quota_file, unit_mib)
     try:
         scenario = (
-            read_cluster_scenario(loaded, added)
+            read_cluster_scenario(loaded, added, quotas)
             if from_cluster
-            else read_scenario(nodes_file, pods_file, added, has_times=has_times)
+            else read_scenario(nodes_file, pods_file, added, quotas, has_times=lifetimes == FROM_TRACE)
         )
     except TraceError as error:
         raise CommandError(str(error)) from None
-    unit_mib = loaded.configuration.memory_unit_mib
-    quotas = quotas_from(quota_file, unit_mib)
     scenario = msgspec.structs.replace(
         scenario,
         demand=demand,
@@ -183,7 +181,6 @@ def simulate(
         load=load,
         is_given=typical == "given",
         unit_mib=unit_mib,
-        usages={**scenario.usages, **usages_of(quotas, scenario)},
         cluster_mode=loaded.configuration.mode,
     )
     check_scenario(scenario)
@@ -197,24 +194,27 @@ def simulate(
 
 
 def read_scenario(
-    nodes_file: Path | None, pods_file: Path | None, added: Iterable[tuple[int, str, int]], *, has_times: bool
+    nodes_file: Path | None, pods_file: Path | None, added: Iterable[Added], quotas: OfflineQuotas, *, has_times: bool
 ) -> Scenario:
-    nodes = read_nodes(nodes_file) if nodes_file else synthetic_nodes()
+    known = read_nodes(nodes_file) if nodes_file else synthetic_nodes()
+    nodes = [*known, *added_nodes(added, known)]
     tasks = read_tasks(pods_file, has_times=has_times) if pods_file else synthetic_tasks(seed=0)
     if any(task.gpu_memory_mib for task in tasks) and not all(node.gpu_memory_mib for node in nodes):
         show_warnings([MEMORY_ASSUMED])
-    return Scenario(table_of([*nodes, *added_nodes(added, nodes)]), tasks)
+    namespaces = {task.namespace for task in tasks}
+    usages = {name: QuotaUsage(quotas.of(name)) for name in sorted(namespaces) if quotas.of(name)}
+    return Scenario(table_of(nodes), tasks, usages=usages)
 
 
-def read_cluster_scenario(loaded: Loaded, added: Iterable[tuple[int, str, int]]) -> Scenario:
+def read_cluster_scenario(loaded: Loaded, added: Iterable[Added], quotas: OfflineQuotas) -> Scenario:
     from console.cluster_snapshot import read_snapshot  # noqa: PLC0415 - other simulations need no API client
 
     snapshot = read_snapshot(loaded.configuration)
     show_warnings(snapshot.quotas.warnings)
-    return snapshot.scenario(lambda nodes: added_nodes(added, nodes))
+    return snapshot.scenario(lambda nodes: added_nodes(added, nodes), quotas.of)
 
 
-def added_nodes(added: Iterable[tuple[int, str, int]], nodes: Sequence[TraceNode]) -> Iterator[TraceNode]:
+def added_nodes(added: Iterable[Added], nodes: Sequence[TraceNode]) -> Iterator[TraceNode]:
     """Yield the nodes of `--add-nodes`, with CPU and memory of the first node of the same model, for each GPU."""
     known = {node.model: node for node in reversed(nodes)}
     for group, (count, model, gpus) in enumerate(added):
@@ -225,24 +225,10 @@ def added_nodes(added: Iterable[tuple[int, str, int]], nodes: Sequence[TraceNode
             yield TraceNode(name, cpu_milli, mib, gpus, model, like.gpu_memory_mib, like.pool, like.isolation)
 
 
-def usages_of(quotas: OfflineQuotas, scenario: Scenario) -> dict[str, QuotaUsage]:
-    """Return what each namespace has of quotas from a file, with what it uses already; none where it has none."""
-    usages = {}
-    for namespace in sorted({*namespaces_of(scenario), *scenario.charged, *scenario.usages}):
-        if of_namespace := quotas.of(namespace):
-            usage = usages[namespace] = QuotaUsage(of_namespace)
-            for model, amounts in scenario.charged.get(namespace, {}).items():
-                usage.reserve(parse_model(model), amounts)
-    return usages
-
-
-def namespaces_of(scenario: Scenario) -> set[str]:
-    return {task.namespace for task in (*scenario.tasks, *scenario.first)}
-
-
 def quota_warnings(quotas: OfflineQuotas, scenario: Scenario) -> Iterator[str]:
     """Yield why quotas refuse nothing although they were given."""
-    named, present = sorted(filter(None, quotas.namespaces)), namespaces_of(scenario)
+    named = sorted(filter(None, quotas.namespaces))
+    present = {task.namespace for task in (*scenario.tasks, *scenario.first)}
     if named and not any(quotas.of(namespace) for namespace in present):
         names = ", ".join(map(printable, named[:MAX_NAMES]))
         yield (

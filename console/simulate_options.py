@@ -16,6 +16,9 @@ MAX_SEEDS, MAX_ADDED = 1000, 10_000
 # Python refuses to convert texts of thousands of digits, and no number here has more than this.
 MAX_DIGITS = 18
 
+# How many nodes, of which model, with how many GPUs each.
+Added = tuple[int, str, int]
+
 
 class FiniteRange(click.FloatRange):
     """A range of floats without NaN, which is neither below nor above any bound."""
@@ -56,12 +59,12 @@ def parse_policies(_: click.Context, __: click.Parameter, values: Sequence[str])
     return list(policies)
 
 
-def parse_added(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[tuple[int, str, int]]:
+def parse_added(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[Added]:
     """Read `10:T4:4`: so many nodes, of this model, with so many GPUs each."""
     return [added_of(value) for value in values]
 
 
-def added_of(value: str) -> tuple[int, str, int]:
+def added_of(value: str) -> Added:
     parts, shown = value.split(":"), repr(printable(value))
     if len(parts) != 3 or not (is_number(parts[0]) and is_number(parts[2])) or not parts[1]:  # noqa: PLR2004
         raise click.BadParameter(f"{shown} is not of the form NODES:MODEL:GPUS, as in 10:T4:4")

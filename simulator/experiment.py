@@ -11,7 +11,6 @@ from msgspec import Struct, field
 from simulator.arrivals import check_count, draw_arrivals, total_demand
 from simulator.replay import SimulatedCluster, shape_of
 from simulator.trace_files import Task
-from vcuda.amounts import Amounts
 from vcuda.compiled_workload import CompiledWorkload
 from vcuda.gpu_table import GpuTable
 from vcuda.learning import WorkloadLearner
@@ -48,8 +47,6 @@ class Scenario(Struct, frozen=True):
     is_given: bool = False
     # By namespace; those that have none are not limited.
     usages: Mapping[str, QuotaUsage] = {}
-    # What namespaces hold from the beginning, by model.
-    charged: Mapping[str, Mapping[str, Amounts]] = {}
     unit_mib: int = DEFAULT_UNIT_MIB
     # Applies where quotas set no mode: in audit mode they refuse nothing.
     cluster_mode: Mode = Mode.ENFORCE

@@ -141,6 +141,13 @@ def test_quotas_of_a_file_replace_those_of_the_namespaces_that_it_names(
     assert f'"placed":{placed},' in done.stdout
 
 
+def test_pods_on_nodes_that_take_none_use_quotas_of_a_file(simulate_cluster: Any) -> None:
+    cordoned = node("c", "T4", 1)
+    cordoned["spec"] = {"unschedulable": True}
+    done = simulate_cluster(FOUR, cordoned, running("p", "c", 50), quotas="types: {T4: {cores: 100}}")
+    assert '"placed":1,' in done.stdout
+
+
 def test_an_invalid_quota_of_the_cluster_is_a_warning(simulate_cluster: Any) -> None:
     done = simulate_cluster(FOUR, running("p", "t", 50), quota("types: {T4: {cores: -1}}", "other"))
     assert done.exit_code == 0, done.output

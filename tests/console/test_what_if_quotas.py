@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
+from cluster.in_memory import InMemoryCluster
+from cluster.objects import CONFIG_MAPS, NAMESPACES, ConfigMap
+from console.cluster_snapshot import read_cluster_objects
+from settings.configuration import Configuration
 from tests.console.dumps import JSON, T4, answer, manifest, node, quota, running
 from tests.scheduler.world import NAMES
+from vcuda.decoding import convert
 from vcuda.ledger import Ledger, LedgerState, encode_ledger
 from vcuda.names import DEFAULT_SYSTEM_NAMESPACE, LEDGER_KEY, LEDGER_LABEL, LEDGER_PREFIX
 from vcuda.quota import parse_quota
@@ -77,6 +82,12 @@ def test_many_invalid_quotas_do_not_hide_the_answer(ask: Any) -> None:
     assert len(result.stderr.splitlines()) == 9
 
 
+def test_a_quota_cannot_send_control_characters_to_a_terminal(ask: Any) -> None:
+    result = ask(manifest(50), T4, quota('"\\e]0;evil": 1', "other"))
+    assert "warning: the quota other/q is invalid" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
 def ledger(namespace: str, text: str, within: str = DEFAULT_SYSTEM_NAMESPACE) -> dict[str, Any]:
     kept = Ledger("uid", LedgerState.OPEN)
     kept.set_quotas([parse_quota(text, f"{namespace}/q")], 1)
@@ -88,6 +99,21 @@ def test_the_last_valid_version_of_a_quota_counts_where_its_ledger_is_known(ask:
     result = ask(manifest(60), T4, quota(INVALID), ledger("team", TIGHT), options=JSON)
     assert answer(result)["missing"] == "quota"
     assert "the quota team/q is invalid, and its last valid version counts" in result.stderr
+
+
+@pytest.mark.parametrize(("text", "is_read"), [(INVALID, True), (TIGHT, False)], ids=["invalid", "valid"])
+def test_ledgers_of_a_cluster_are_read_only_for_an_invalid_quota(
+    monkeypatch: pytest.MonkeyPatch, text: str, *, is_read: bool
+) -> None:
+    """They are large."""
+    cluster = InMemoryCluster()
+    for document in (quota(text), ledger("team", TIGHT)):
+        cluster.create(NAMESPACES, {"metadata": {"name": document["metadata"]["namespace"]}})
+        cluster.create(CONFIG_MAPS, convert({key: document[key] for key in ("metadata", "data")}, ConfigMap))
+    monkeypatch.setattr("console.cluster_snapshot.connect_cluster", lambda _: cluster)
+    names = [document["metadata"]["name"] for _, document in read_cluster_objects(Configuration())]
+    assert ("ledger.team" in names) is is_read
+    assert "q" in names
 
 
 def test_only_quotients_own_namespace_has_ledgers(ask: Any) -> None:
