@@ -4,10 +4,12 @@ A dump is what `kubectl get nodes,pods,configmaps -A -o yaml` writes.
 """
 
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
+from msgspec.structs import replace
 
 from cluster.errors import ApiError
 from cluster.gpu_nodes import READY, gpu_node_of
@@ -27,7 +29,7 @@ from simulator.experiment import Scenario
 from simulator.replay import add_nodes
 from simulator.trace_files import ClusterPod, Task, TraceError, TraceNode
 from vcuda.compiled_workload import CompiledWorkload
-from vcuda.decision import Unavailable, printable
+from vcuda.decision import Unavailable
 from vcuda.gpu_table import GpuTable
 from vcuda.ledger import Ledger, LedgerState
 from vcuda.names import LEGACY_NAME, LEGACY_NAMESPACE, WORKLOAD_CONFIG_MAP, WORKLOAD_KEY, names_for
@@ -170,13 +172,11 @@ def unique_documents(documents: Iterable[SourcedDocument]) -> list[SourcedDocume
 
 
 def decode_pod(document: Document) -> Pod:
-    """Decode a pod of a cluster, which has a UID: what pods hold is kept by it."""
+    """Decode a pod. One that was written by hand gets a UID of its own: what pods hold is kept by it."""
     pod = decode_document(document, Pod)
-    if not pod.metadata.uid:
-        raise CommandError(
-            f"Pod {printable(title_of(document))}: metadata.uid is missing; dump pods with: kubectl get pods -A -o yaml"
-        )
-    return pod
+    if pod.metadata.uid:
+        return pod
+    return replace(pod, metadata=replace(pod.metadata, uid=str(uuid.uuid5(uuid.NAMESPACE_OID, title_of(document)))))
 
 
 def state_of(nodes: Iterable[Node], pods: Iterable[SchedulerPod | OtherPod], scheme: Scheme) -> ClusterState:

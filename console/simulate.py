@@ -28,11 +28,11 @@ from console.printing import count_of, show_warnings, wide_console
 from console.simulate_options import Added, FiniteRange, parse_added, parse_plot, parse_policies, parse_seeds
 from settings.loading import Loaded
 from simulator.arrivals import TooManyArrivalsError
-from simulator.experiment import EXPONENTIAL, FROM_TRACE, Outcome, Scenario, run_scenario
+from simulator.experiment import EXPONENTIAL, FROM_TRACE, Outcome, Scenario, relative_lifetimes, run_scenario
 from simulator.plotting import comparison_svg
 from simulator.replay import GPU_MEMORY_MIB, table_of
 from simulator.synthetic import synthetic_nodes, synthetic_tasks
-from simulator.trace_files import TraceError, TraceNode, read_nodes, read_tasks
+from simulator.trace_files import Task, TraceError, TraceNode, read_nodes, read_tasks
 from vcuda.decision import printable
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
@@ -246,10 +246,16 @@ def scenario_warnings(scenario: Scenario) -> Iterator[str]:
         yield f"{rounded}, the unit of vcuda-core"
 
 
+def has_lifetimes(tasks: Sequence[Task]) -> bool:
+    """Whether some task ends, and one with GPUs runs for any time."""
+    runs = zip(tasks, relative_lifetimes(tasks, FROM_TRACE), strict=True)
+    return any(task.lifetime_s for task in tasks) and any(task.demand * lifetime for task, lifetime in runs)
+
+
 def check_scenario(scenario: Scenario) -> None:
     if not any(task.demand for task in scenario.tasks):
         raise CommandError("no task requests GPUs; use a list of tasks whose column num_gpu is above 0")
-    if scenario.lifetimes == FROM_TRACE and not any(task.lifetime_s for task in scenario.tasks if task.demand):
+    if scenario.lifetimes == FROM_TRACE and not has_lifetimes(scenario.tasks):
         raise CommandError(
             "--lifetimes trace: no task has a lifetime; add the columns creation_time and deletion_time, or use "
             "--lifetimes exponential"

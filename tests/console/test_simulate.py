@@ -187,6 +187,22 @@ def test_times_are_read_only_for_lifetimes(files: list[str]) -> None:
     assert "creation_time: 'monday' is not a number" in simulate(*files, "--lifetimes", "trace").output
 
 
+@pytest.mark.parametrize(
+    ("rows", "is_possible"),
+    [
+        ("a,1,1,1,500,0,\nb,1,1,0,,0,9\n", True),
+        ("a,1,1,1,500,3,\nb,1,1,1,500,7,\n", False),
+        ("a,1,1,1,500,5,5\n", False),
+    ],
+    ids=["only a task without GPUs ends", "none ends", "none runs"],
+)
+def test_lifetimes_need_a_task_that_ends(files: list[str], rows: str, *, is_possible: bool) -> None:
+    Path(files[3]).write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time\n{rows}")
+    done = simulate(*files, "--lifetimes", "trace")
+    assert done.exit_code == (0 if is_possible else 2), done.output
+    assert ("no task has a lifetime" in done.output) is not is_possible
+
+
 def test_arrivals_without_end_are_an_error(files: list[str]) -> None:
     rows = "".join(f"c{number},1,1,0,\n" for number in range(20_000))
     Path(files[3]).write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,1,1,10\n{rows}")

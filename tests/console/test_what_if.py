@@ -186,10 +186,9 @@ def test_documents_are_tried_beside_those_before_them(ask: Any) -> None:
     ("changes", "message"),
     [
         ({"uid": "abc"}, "Pod team/p: 'abc' is not the UID of a pod"),
-        ({"uid": ""}, "Pod team/p: metadata.uid is missing"),
         ({"deletionTimestamp": "soon"}, "Pod team/p: Invalid isoformat string: 'soon'"),
     ],
-    ids=["UID", "no UID", "time"],
+    ids=["UID", "time"],
 )
 def test_a_pod_that_no_cluster_has_is_named(ask: Any, changes: dict[str, str], message: str) -> None:
     pod = running("p", "t", 50)
@@ -197,3 +196,12 @@ def test_a_pod_that_no_cluster_has_is_named(ask: Any, changes: dict[str, str], m
     result = ask(manifest(50), T4, pod)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_pods_that_were_written_by_hand_count_each(ask: Any) -> None:
+    """Without a UID, one must not replace another."""
+    pods = running("a", "t", 30), running("b", "t", 30)
+    for pod in pods:
+        del pod["metadata"]["uid"]
+    found = answer(ask(manifest(50), T4, *pods, quota(), options=JSON))
+    assert "no GPU with 50 cores free, the best has 40" in found["message"]
