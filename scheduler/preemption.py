@@ -35,7 +35,7 @@ MAX_ROUNDS = 8
 # Nodes that are looked at for one pod, in turns: all requests wait meanwhile. For kube-scheduler's own question it is
 # worth more time, as nothing else is scheduled until it is answered.
 MAX_LOOKED_AT, MAX_LOOKED_AT_ALONE = 500, 100
-# Search steps for one plan; one takes some 50 microseconds, and all requests wait meanwhile.
+# Search steps with PodDisruptionBudgets, and without; one takes some 50 microseconds, and all requests wait meanwhile.
 MAX_STEPS = 2000
 # How long kube-scheduler may take to evict the victims that it was told.
 EVICTED_WITHIN_S = 30.0
@@ -149,7 +149,7 @@ class PreemptionPlanner:
         suspended = [[pod.uid]]
         if outranked := self._state.outranked_by(pod.priority):
             suspended.append([pod.uid, *outranked])
-        budget, by_nodes = SearchBudget(MAX_STEPS), list[ByNode]()
+        by_nodes = list[ByNode]()
         for uids in suspended:
             with self._state.without_nominations(uids):
                 by_nodes.append({name: reader.read(name, asked[name] if asked else None) for name in names})
@@ -157,7 +157,7 @@ class PreemptionPlanner:
                     return found
         for uids, by_node in zip(suspended, by_nodes, strict=True):
             with self._state.without_nominations(uids):
-                if (found := self._with_evictions(preemptor, by_node, budgets, budget)) is not None:
+                if (found := self._with_evictions(preemptor, by_node, budgets)) is not None:
                     return found
         return None
 
@@ -178,9 +178,7 @@ class PreemptionPlanner:
                 return found
         return None
 
-    def _with_evictions(
-        self, preemptor: Preemptor, by_node: ByNode, budgets: BudgetSnapshot, budget: SearchBudget
-    ) -> Preemption | None:
+    def _with_evictions(self, preemptor: Preemptor, by_node: ByNode, budgets: BudgetSnapshot) -> Preemption | None:
         """Return the evictions that do the least harm, without a violation of a PodDisruptionBudget if possible."""
         for is_strict in (True,) if preemptor.evicts else (True, False):
             evictable = {
@@ -189,7 +187,7 @@ class PreemptionPlanner:
                 ]
                 for name, each in by_node.items()
             }
-            examined: set[str] = set()
+            budget, examined = SearchBudget(MAX_STEPS), set[str]()
             for _ in range(MAX_ROUNDS):
                 names = self._promising(preemptor, by_node, evictable, examined)
                 tried = [
