@@ -34,6 +34,8 @@ MAX_GONE = 10_000
 # For how long the GPUs of victims that have ended are left to the pod that is nominated for them: kube-scheduler may
 # ask meanwhile whom to evict, if its watch is behind.
 SETTLING_S = 15.0
+# After how long a nominated node that kube-scheduler does not ask about counts as not accepted.
+REJECTED_AFTER_S = 30.0
 
 
 class Claim(Struct):
@@ -235,7 +237,7 @@ class ClusterState:
         self._holdings.take(pod, pod.node, bound_usage(pod, self.table.available_gpus(pod.node), self.unit_mib))
         if claim is None or (claim.node, claim.placed) != (pod.node, pod.placed):
             # It got other GPUs than were taken for it.
-            self.on_room(holding.node if holding else pod.node)
+            self._note_room(holding.node if holding else pod.node)
 
     def _note_unbound(self, pod: SchedulerPod) -> None:
         before = self._pods.get(pod.uid)
@@ -359,7 +361,7 @@ class ClusterState:
         with self.lock:
             before = self._holdings.give_back(pod.uid)
             if before and before != node:
-                self.on_room(before)
+                self._note_room(before)
             expires_at = None if timeout_s is None else self._clock() + timeout_s
             claim = Claim(pod, node, placed, next(self._numbers), group, expires_at)
             self._claims[pod.uid] = claim
@@ -418,14 +420,33 @@ class ClusterState:
             return self._nominations.get(uid)
 
     def nominate(
-        self, pod: SchedulerPod, node: str, placed: PlacedSlices, victims: Iterable[str], *, timeout_s: float
+        self,
+        pod: SchedulerPod,
+        node: str,
+        placed: PlacedSlices,
+        victims: Iterable[str],
+        *,
+        evicted: Iterable[str] = (),
+        timeout_s: float,
     ) -> None:
-        """Hold GPUs for a pod from the moment that its victims end, instead of what it was nominated for before."""
+        """Hold GPUs for a pod from the moment that its victims end, instead of what it was nominated for before.
+
+        `evicted` are the victims that are evicted for it: pods of the same node may count on their end as well.
+        """
         with self.lock:
             self.end_nomination(pod.uid)
             now = self._clock()
             self._nominations.add(
-                Nomination(pod, node, placed, frozenset(victims), now + timeout_s, now + timeout_s + MAX_ENDING_S)
+                Nomination(
+                    pod,
+                    node,
+                    placed,
+                    frozenset(victims),
+                    frozenset(evicted),
+                    now,
+                    now + timeout_s,
+                    now + timeout_s + MAX_ENDING_S,
+                )
             )
             # Pods of lower priority that await the same GPUs do so no longer.
             for uid in self._nominations.below(pod.priority):
@@ -435,7 +456,9 @@ class ClusterState:
 
     def end_nomination(self, uid: str) -> None:
         with self.lock:
-            if self._nominations.remove(uid) is not None and uid not in self._claims:
+            known = self._pods.get(uid)
+            is_bound = known is not None and bool(known.node)
+            if self._nominations.remove(uid) is not None and uid not in self._claims and not is_bound:
                 self._drop(uid)
 
     @contextmanager
@@ -452,18 +475,29 @@ class ClusterState:
             for uid in outranked:
                 self.end_nomination(uid)
 
-    def awaits_room(self, uid: str) -> bool:
-        """Whether a pod is nominated for GPUs of pods that have not ended yet, or a moment ago."""
+    def awaits_room(self, uid: str, asked: Collection[str]) -> bool:
+        """Whether a pod is nominated for GPUs of pods that have not ended yet, or a moment ago.
+
+        kube-scheduler does not ask about evictions while victims end on the nominated node. If it does, and not about
+        that node, it does not accept it any more; or its watch is behind.
+        """
+        with self.lock:
+            nomination, now = self._nominations.get(uid), self._clock()
+            if nomination is None or (nomination.node not in asked and now >= nomination.since + REJECTED_AFTER_S):
+                return False
+            return not nomination.is_free or now < nomination.free_since + SETTLING_S
+
+    def evicted(self, without: str) -> set[str]:
+        """Return the pods that are evicted for others than this one."""
+        with self.lock:
+            return self._nominations.evicted(without)
+
+    def note_evicted(self, uid: str, victims: Iterable[str]) -> None:
+        """Note which pods are evicted for one that is nominated."""
         with self.lock:
             nomination = self._nominations.get(uid)
-            if nomination is None:
-                return False
-            return not nomination.is_free or self._clock() < nomination.free_since + SETTLING_S
-
-    def victims(self) -> set[str]:
-        """Return the pods whose end a nominated pod waits for."""
-        with self.lock:
-            return self._nominations.victims()
+            if nomination is not None:
+                nomination.evicted = frozenset(victims)
 
     def outranked_by(self, priority: int) -> list[str]:
         """Return the nominated pods of a lower priority, which may not keep GPUs from a pod of this one."""
@@ -478,9 +512,9 @@ class ClusterState:
                 self.end_nomination(each.pod.uid)
             return expired
 
-    def _running_victim(self, uid: str) -> SchedulerPod | None:
+    def _running_victim(self, uid: str) -> SchedulerPod | OtherPod | None:
         """Return a victim that has not ended yet; not on a lost node, where that may take forever."""
-        pod = self._pods.get(uid)
+        pod = self._pods.get(uid) or self._other_pods.get(uid)
         node = self._nodes.get(pod.node) if pod is not None else None
         return None if node is not None and node.lost else pod
 
@@ -502,6 +536,13 @@ class ClusterState:
                 and self._holdings.get(pod.uid) is None
                 and not self._nominations.is_known(pod.uid, pod.nominated_node)
             ]
+
+    def is_waiting(self, uid: str) -> bool:
+        """Whether a pod is known, and neither bound, being deleted, nominated nor about to be bound."""
+        with self.lock:
+            pod = self._pods.get(uid)
+            is_pending = pod is not None and not pod.node and not pod.is_deleting
+            return is_pending and self._holdings.get(uid) is None and self._nominations.get(uid) is None
 
     def note_restored(self, uid: str, node: str) -> None:
         """Note that the nomination of an earlier process is not to be restored any more."""
@@ -530,12 +571,17 @@ class ClusterState:
         with self.lock:
             return self._holdings.get(uid)
 
+    def _note_room(self, node: str) -> None:
+        # A tenant may name any node, also one that does not exist.
+        if node in self.table:
+            self.on_room(node)
+
     def _drop(self, uid: str) -> None:
         self._claims.pop(uid, None)
         node = self._holdings.give_back(uid)
         self._nominations.hold(uid)
         if node:
-            self.on_room(node)
+            self._note_room(node)
 
 
 def has_same_gpus(before: SchedulerPod, pod: SchedulerPod) -> bool:

@@ -33,6 +33,8 @@ EVICTION_TRIES, RETRY_S = 5, 1.0
 EVICTED_WITHIN_S = 60.0
 # How long a pod is not tried again that the API server did not evict, and how many plans are tried without such pods.
 SPARED_S, MAX_SPARED, PLANS = 300.0, 1000, 3
+# Forbidden, and not valid: the answers of admission.
+REFUSED = (403, 422)
 CALL_TIMEOUT_S = 5.0
 JOIN_TIMEOUT_S = 10.0
 
@@ -164,6 +166,7 @@ class Evictor:
         checked = [self._is_evictable(pod, victim) for victim in victims]
         if not all(checked):
             return False
+        self._state.note_evicted(pod.uid, found.uids)
         self._reporter.report_preempting(pod, node, len(victims))
         self._nominate(pod, node)
         nomination = self._state.nomination(pod.uid)
@@ -179,7 +182,8 @@ class Evictor:
             return False
         except (ApiError, Unavailable) as error:
             self._log.info("eviction_not_possible", pod=pod.title, victim=victim.title, error=str(error))
-            keep_recent(self._spared, victim.uid, time.monotonic() + SPARED_S, MAX_SPARED)
+            if is_refusal(error):
+                keep_recent(self._spared, victim.uid, time.monotonic() + SPARED_S, MAX_SPARED)
             return False
         return True
 
@@ -221,3 +225,11 @@ class Evictor:
     def _evict(self, victim: PreemptablePod, *, dry_run: bool = False) -> None:
         namespace, _, name = victim.title.partition("/")
         self._cluster.evict(name, namespace, uid=victim.uid, dry_run=dry_run)
+
+
+def is_refusal(error: ApiError | Unavailable) -> bool:
+    """Whether an eviction failed for a reason that lasts: not because the API server is overloaded, say.
+
+    For a PodDisruptionBudget the code is that of an overloaded server, and for several that of an internal error.
+    """
+    return isinstance(error, ApiError) and (error.code in REFUSED or "disruption" in str(error).lower())

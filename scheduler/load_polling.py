@@ -53,7 +53,7 @@ class LoadPoller:
         self._state, self._port, self._busy_percent, self._interval_s = state, port, busy_percent, interval_s
         self._is_active, self._token_file = is_active, token_file
         # Reads that have begun: a node that answers byte by byte never times out by itself.
-        self._connections: set[http.client.HTTPConnection] = set()
+        self._reading: set[socket.socket] = set()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
@@ -98,18 +98,21 @@ class LoadPoller:
 
     def _abort(self) -> None:
         """End the reads that still run: the next ones need their threads."""
-        for connection in self._connections.copy():
-            with suppress(OSError, AttributeError):
-                # None if it is not connected, or closed by now.
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        for each in self._reading.copy():
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def _busy_gpus(self, address: str, token: str) -> frozenset[str] | None:
         """Return the GPUs of a node that are busy; None if the node does not say."""
         if self._stopping.is_set():
             return None
         connection = http.client.HTTPConnection(address, self._port, timeout=TIMEOUT_S)
-        self._connections.add(connection)
+        reading: socket.socket | None = None
         try:
+            connection.connect()
+            # The connection forgets it if the node closes it after its answer.
+            reading = connection.sock
+            self._reading.add(reading)
             connection.request("GET", "/usage", headers={"Authorization": f"Bearer {token}"} if token else {})
             response = connection.getresponse()
             body = response.read(MAX_BYTES)
@@ -119,7 +122,8 @@ class LoadPoller:
         except (OSError, http.client.HTTPException, *DECODE_ERRORS):
             return None
         finally:
-            self._connections.discard(connection)
+            if reading is not None:
+                self._reading.discard(reading)
             connection.close()
         return frozenset(
             card.uuid for card in usage.cards if card.utilization is not None and card.utilization >= self._busy_percent

@@ -17,6 +17,7 @@ from vcuda.preemption import Constraints, NodeRoom, PreemptablePod
 from vcuda.vocabulary import CORES_PER_CARD
 
 # How soon a pod that is being deleted has to end so that its GPUs are waited for: its owner chooses its grace period.
+# And how long they are after the end of that period: a process that hangs in the driver never ends.
 LEAVING_WITHIN_S = 60.0
 
 
@@ -40,6 +41,8 @@ class NodeCandidates(Struct, frozen=True):
     leaving: Mapping[str, GpuUsage]
     leaving_uids: tuple[str, ...] = ()
     required: frozenset[str] = frozenset()
+    # All of kube-scheduler's own victims, if all of them can be evicted.
+    asked: frozenset[str] = frozenset()
     # How many of the required pods without GPUs have a PodDisruptionBudget, at most.
     required_violations: int = 0
     # Whether it is known what CPU and memory all of the required pods free.
@@ -66,7 +69,7 @@ class CandidateReader:
 
     def __init__(self, state: ClusterState, budgets: BudgetSnapshot, preemptor: Preemptor) -> None:
         self._state, self._budgets, self._preemptor = state, budgets, preemptor
-        self._victims, self._now_s = state.victims(), time.time()
+        self._evicted, self._now_s = state.evicted(preemptor.pod.uid), time.time()
 
     def has_candidates(self, name: str) -> bool:
         """Whether a pod of a lower priority runs on a node, or one that is being deleted."""
@@ -88,12 +91,15 @@ class CandidateReader:
         host = sum((each.host for each in leaving), free)
         room = NodeRoom(name, table.available_gpus(name, freed), host)
         found = NodeCandidates(room, tuple(candidates), freed, tuple(leaving_uids))
-        return found if asked is None else self._with_required(found, asked)
+        return self._with_required(found, asked) if asked is not None and asked.uids else found
 
     def _is_leaving(self, pod: SchedulerPod) -> bool:
-        """Whether a pod ends soon without a further eviction: it is being deleted, or another pod waits for its end."""
-        is_ending = pod.is_deleting and pod.ends_s <= self._now_s + LEAVING_WITHIN_S
-        return is_ending or pod.uid in self._victims
+        """Whether a pod ends soon without a further eviction: it is being deleted, or evicted for another pod."""
+        node = self._state.node(pod.node)
+        if node is not None and node.lost:
+            return False
+        is_ending = pod.is_deleting and abs(pod.ends_s - self._now_s) <= LEAVING_WITHIN_S
+        return is_ending or (pod.uid in self._evicted and (pod.is_deleting or pod.uid not in self._preemptor.spared))
 
     def _is_candidate(self, pod: SchedulerPod) -> bool:
         is_lower = pod.priority < self._preemptor.pod.priority
@@ -109,9 +115,9 @@ class CandidateReader:
         Pods without GPUs do: they free CPU, or what else the pod lacks. If nothing that is counted was missing, all do:
         they are in the way for another reason, such as a port or an affinity.
         """
+        candidates = {pod.uid for pod in found.candidates}
         with_gpus = {pod.uid for pod, _ in self._state.pods_on(found.room.name)}
         others = [uid for uid in asked.uids if uid not in with_gpus]
-        candidates = {pod.uid for pod in found.candidates}
         is_needed = candidates.__contains__ if self.has_counted_enough(found.room.name) else lambda _: False
         known = [pod for uid in others if (pod := self._without_gpus(uid)) is not None]
         unknown = [unknown_pod(uid) for uid in others if self._state.other_pod(uid) is None]
@@ -121,6 +127,7 @@ class CandidateReader:
             found.leaving,
             found.leaving_uids,
             required=frozenset([*others, *filter(is_needed, asked.uids)]),
+            asked=frozenset(asked.uids) if candidates.issuperset(with_gpus.intersection(asked.uids)) else frozenset(),
             required_violations=min(asked.violations, len(others)),
             is_host_known=not unknown,
         )
@@ -156,7 +163,10 @@ class CandidateReader:
             for each in state.nominations()
             if each.node == name and each.pod.uid != own.uid and each.pod.priority >= own.priority
         ]
-        held = [pod.request.resource_counts() for pod in [*(pod for pod, _ in state.pods_on(name)), *nominated]]
+        # kube-scheduler counts pods that are about to be bound like bound ones.
+        claimed = [each.pod for each in state.claims() if each.node == name and each.pod.uid != own.uid]
+        counted = {pod.uid: pod for pod in [*nominated, *claimed, *(pod for pod, _ in state.pods_on(name))]}
+        held = [pod.request.resource_counts() for pod in counted.values()]
         return total[0] - sum(cores for cores, _ in held), total[1] - sum(units for _, units in held)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from msgspec import Struct
 
 from scheduler.holdings import Holdings
-from scheduler.pods import SchedulerPod
+from scheduler.pods import OtherPod, SchedulerPod
 from vcuda.gpu_availability import NO_USAGE, sum_usage
 from vcuda.gpu_table import GpuTable
 from vcuda.placement import PlacedSlices, peak_usage
@@ -34,7 +34,10 @@ class Nomination(Struct):
     pod: SchedulerPod
     node: str
     placed: PlacedSlices
+    # The pods whose end it waits for, and those of them that are evicted for it.
     victims: frozenset[str]
+    evicted: frozenset[str]
+    since: float
     expires_at: float
     # Until when victims that are ending are waited for.
     last_at: float = 0.0
@@ -69,9 +72,9 @@ class Nominations:
     def is_known(self, uid: str, node: str) -> bool:
         return (uid, node) in self._known
 
-    def victims(self) -> set[str]:
-        """Return the victims of all nominations."""
-        return {uid for each in self._by_pod.values() for uid in each.victims}
+    def evicted(self, without: str) -> set[str]:
+        """Return the pods that are evicted for others than this one."""
+        return {uid for pod, each in self._by_pod.items() if pod != without for uid in each.evicted}
 
     def remove(self, uid: str) -> Nomination | None:
         """Forget a nomination; what the pod holds stays."""
@@ -107,7 +110,7 @@ class Nominations:
         if self._has_claim(uid):
             return False
         # Those of other nominations as well: two pods may wait for two parts of one GPU.
-        victims = self.victims()
+        victims = {victim for each in self._by_pod.values() for victim in each.victims}
         ending = sum_usage(held.usage for each in victims if (held := self._holdings.get(each)) is not None)
         used = peak_usage(nomination.pod.request, nomination.placed)
         for each in self._table.available_gpus(nomination.node):
@@ -120,15 +123,15 @@ class Nominations:
         """Return the nominated pods of a lower priority, which may not keep GPUs from a pod of this one."""
         return [uid for uid, each in self._by_pod.items() if each.pod.priority < priority]
 
-    def expired(self, now: float, running: Callable[[str], SchedulerPod | None]) -> list[Nomination]:
+    def expired(self, now: float, running: Callable[[str], SchedulerPod | OtherPod | None]) -> list[Nomination]:
         """Return those whose time is over. `running` returns a victim that has not ended yet."""
         expired = []
         for uid, each in self._by_pod.items():
             victims = [pod for victim in each.victims if (pod := running(victim)) is not None]
             if not victims and not each.is_free:
                 each.expires_at, each.is_free, each.free_since = now + NOMINATED_S, True, now
-            elif any(pod.is_deleting for pod in victims) and now < each.last_at:
-                # The time begins again as long as victims are ending.
+            elif victims and all(pod.is_deleting for pod in victims) and now < each.last_at:
+                # The time begins again as long as victims are ending. If one was not evicted, another plan is needed.
                 each.expires_at = now + NOMINATED_S
             elif each.expires_at <= now and not self._has_claim(uid):
                 expired.append(each)

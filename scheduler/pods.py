@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import inf
 
 from msgspec import field
 
@@ -89,6 +90,7 @@ class OtherPod(Object, frozen=True, kw_only=True):
     host: Host
     priority: int = 0
     started_s: float = 0.0
+    is_deleting: bool = False
 
 
 def scheduler_pod_of(pod: Pod, scheme: Scheme) -> SchedulerPod | None:
@@ -108,7 +110,8 @@ def cached_pod_of(pod: Pod, scheme: Scheme) -> SchedulerPod | OtherPod | None:
         node=pod.spec.node_name,
         host=host_requests(pod.spec),
         priority=pod.spec.priority or 0,
-        started_s=seconds_of(pod.status.start_time),
+        started_s=start_of(pod.status),
+        is_deleting=pod.metadata.deletion_timestamp is not None,
     )
 
 
@@ -137,10 +140,15 @@ def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Sch
         scheduling_failure=f"{failures[0].reason}: {failures[0].message}" if failures else "",
         nominated_node=status.nominated_node_name,
         may_preempt=spec.preemption_policy != NEVER,
-        started_s=seconds_of(status.start_time),
+        started_s=start_of(status),
         labels=metadata.labels if len(metadata.labels) <= MAX_LABELS else None,
         host=host_requests(spec),
     )
+
+
+def start_of(status: PodStatus) -> float:
+    """Return when a pod began to run; one that has not begun is the last, as for kube-scheduler."""
+    return seconds_of(status.start_time) if status.start_time else inf
 
 
 def seconds_of(timestamp: str | None) -> float:

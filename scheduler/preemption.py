@@ -5,7 +5,7 @@ but no GPU does, it finds no pod to evict and does not ask; then pods are evicte
 configuration allows that. Either way the pod is nominated for the GPUs, so that no other one takes them.
 """
 
-import itertools
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -27,6 +27,7 @@ from vcuda.node_problem import NodeProblem
 from vcuda.placement import InsufficientGpus, PlacedSlices, SearchBudget
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.preemption import PreemptablePod, Victims, room_without, select_victims
+from vcuda.recent import keep_recent
 
 # Nodes on which victims are searched one by one: those where the least important pods suffice, and most is free.
 MAX_EXAMINED = 32
@@ -39,8 +40,10 @@ MAX_LOOKED_AT, MAX_LOOKED_AT_ALONE = 500, 100
 MAX_STEPS = 2000
 # How long kube-scheduler may take to evict the victims that it was told.
 EVICTED_WITHIN_S = 30.0
-# How far kube-scheduler's watch may be behind.
-BEHIND_S = 2.0
+# How far kube-scheduler's watch may be behind; and how often a pod is told, instead of evictions, that there is room.
+BEHIND_S, TOLD_EVERY_S = 2.0, 600.0
+# Pods of which it is remembered what was done for them.
+MAX_REMEMBERED = 10_000
 
 ByNode = Mapping[str, NodeCandidates]
 
@@ -71,8 +74,10 @@ class PreemptionPlanner:
         self, extender: Extender, state: ClusterState, budgets: DisruptionBudgets, waiting: WaitingPods
     ) -> None:
         self._extender, self._state, self._budgets, self._waiting = extender, state, budgets, waiting
-        # Where the search begins among the nodes, another one each time.
-        self._turns = itertools.count()
+        # How many times nodes were looked at for a pod: the search begins with others each time.
+        self._turns: dict[str, int] = {}
+        # When a pod was last told that there is room.
+        self._told: dict[str, float] = {}
 
     def answer(self, args: PreemptionArgs) -> dict[str, MetaVictims]:
         """Answer kube-scheduler: one node with the pods to evict from it, or none if no eviction helps.
@@ -90,13 +95,13 @@ class PreemptionPlanner:
             self._extender.check_unbound(pod)
             self._state.release_claim(pod.uid)
             # Others were evicted for it already, or ended by themselves, which kube-scheduler may not know.
-            if self._state.awaits_room(pod.uid) or self._has_new_room(preemptor, asked):
+            if self._state.awaits_room(pod.uid, asked) or self._has_new_room(preemptor, asked):
                 return {}
             found = self.plan(preemptor, asked.keys(), asked)
             if found is None:
                 return {}
             node = found.victims.node
-            self._state.nominate(pod, node, found.placed, found.awaited, timeout_s=EVICTED_WITHIN_S)
+            self._state.nominate(pod, node, found.placed, found.awaited, evicted=found.uids, timeout_s=EVICTED_WITHIN_S)
             if found.uids:
                 return {node: MetaVictims.of(found.uids, found.victims.violations)}
         return {}
@@ -108,6 +113,8 @@ class PreemptionPlanner:
             return False
         query = self._extender.query(pod, grant)
         with self._state.lock:
+            if not self._state.is_waiting(pod.uid):
+                return False
             # However long they take: it was for this pod that they were evicted.
             ending = [(each, holding) for each, holding in self._state.pods_on(name) if each.is_deleting]
             gpus = self._state.table.available_gpus(name, sum_usage(holding.usage for _, holding in ending))
@@ -115,11 +122,18 @@ class PreemptionPlanner:
                 placed = self._state.fitter.place(query, name, gpus)
             except InsufficientGpus:
                 return False
-            self._state.nominate(pod, name, placed, [each.uid for each, _ in ending], timeout_s=EVICTED_WITHIN_S)
+            uids = [each.uid for each, _ in ending]
+            self._state.nominate(pod, name, placed, uids, evicted=uids, timeout_s=EVICTED_WITHIN_S)
             return True
 
     def _has_new_room(self, preemptor: Preemptor, asked: Mapping[str, MetaVictims]) -> bool:
-        """Whether room has appeared a moment ago on one of these nodes, so that the pod fits without an eviction."""
+        """Whether room has appeared a moment ago on one of these nodes, so that the pod fits without an eviction.
+
+        A pod is told so once in a while: if it asks again, something else is in its way.
+        """
+        uid, now = preemptor.pod.uid, time.monotonic()
+        if now < self._told.get(uid, -TOLD_EVERY_S) + TOLD_EVERY_S:
+            return False
         # Pods without GPUs are in the way for another reason.
         names = [
             name
@@ -132,7 +146,10 @@ class PreemptionPlanner:
         with self._state.without_nominations([preemptor.pod.uid]):
             fits = self._state.fit(preemptor.query, names)
             fitting = fits.names[fits.problems == NodeProblem.NONE].tolist()
-            return any(reader.has_counted_enough(name) for name in fitting)
+            has_room = any(reader.has_counted_enough(name) for name in fitting)
+        if has_room:
+            keep_recent(self._told, uid, now, MAX_REMEMBERED)
+        return has_room
 
     def plan(
         self, preemptor: Preemptor, nodes: Iterable[str], asked: Mapping[str, MetaVictims] | None = None
@@ -144,7 +161,7 @@ class PreemptionPlanner:
         pod, budgets = preemptor.pod, self._budgets.snapshot()
         reader = CandidateReader(self._state, budgets, preemptor)
         names = [name for name in nodes if (asked and asked[name].uids) or reader.has_candidates(name)]
-        names = self._looked_at(names, preemptor)
+        names = self.nodes_in_turn(names, preemptor)
         # GPUs that pods of lower priority wait for are taken if nothing else helps.
         suspended = [[pod.uid]]
         if outranked := self._state.outranked_by(pod.priority):
@@ -161,12 +178,14 @@ class PreemptionPlanner:
                     return found
         return None
 
-    def _looked_at(self, names: list[str], preemptor: Preemptor) -> list[str]:
+    def nodes_in_turn(self, names: list[str], preemptor: Preemptor) -> list[str]:
         """Return the nodes that are looked at: as kube-scheduler, not all of a large cluster, but others each time."""
         most = MAX_LOOKED_AT_ALONE if preemptor.evicts else MAX_LOOKED_AT
         if len(names) <= most:
             return names
-        first = next(self._turns) * most % len(names)
+        turn = self._turns.get(preemptor.pod.uid, 0)
+        keep_recent(self._turns, preemptor.pod.uid, turn + 1, MAX_REMEMBERED)
+        first = turn * most % len(names)
         return [*names[first:], *names[:first]][:most]
 
     def _without_eviction(self, preemptor: Preemptor, by_node: ByNode) -> Preemption | None:
@@ -253,7 +272,14 @@ class PreemptionPlanner:
         is_strict: bool,
     ) -> Preemption | None:
         constraints = node.constraints(budgets, is_strict=is_strict)
-        victims = select_victims(preemptor.query, node.room, node.candidates, constraints, budget)
+        victims = None
+        if node.asked:
+            # If they suffice: they may be in the way for other reasons as well, which kube-scheduler knows.
+            asked = [pod for pod in node.candidates if pod.uid in node.asked]
+            all_asked = replace(constraints, required=node.asked)
+            victims = select_victims(preemptor.query, node.room, asked, all_asked, budget)
+        if victims is None:
+            victims = select_victims(preemptor.query, node.room, node.candidates, constraints, budget)
         return None if victims is None else self._preemption(preemptor, node, victims)
 
     def _preemption(self, preemptor: Preemptor, node: NodeCandidates, victims: Victims) -> Preemption | None:

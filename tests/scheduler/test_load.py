@@ -1,5 +1,6 @@
 """GPUs that are measured to be busy are ranked last, if that is configured."""
 
+import itertools
 import json
 import socket
 import threading
@@ -156,13 +157,18 @@ def test_a_node_that_answers_byte_by_byte_holds_up_no_other(world: World, monito
 
 def drip(server: socket.socket, ending: threading.Event) -> None:
     """Answer every connection with a byte now and then."""
-    connections = []
+    connections: list[socket.socket] = []
+    answers: dict[socket.socket, Iterator[bytes]] = {}
     server.settimeout(0.1)
     while not ending.wait(0.1):
         with suppress(TimeoutError):
-            connections.append(server.accept()[0])
+            accepted = server.accept()[0]
+            # Also a head that is complete, after which the connection is not reused.
+            head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" * (len(connections) % 2)
+            answers[accepted] = itertools.chain([head or b"H"], itertools.repeat(b"x"))
+            connections.append(accepted)
         for each in connections:
             with suppress(OSError):
-                each.send(b"H")
+                each.send(next(answers[each]))
     for each in connections:
         each.close()

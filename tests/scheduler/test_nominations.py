@@ -6,10 +6,12 @@ import pytest
 
 from cluster.errors import ApiError
 from cluster.objects import PODS, Pod
+from scheduler.cluster_state import REJECTED_AFTER_S
 from tests.scheduler.test_preemption import HIGH, evicting, fill, is_deleting, left, preempt, uids
-from tests.scheduler.test_victims import NEVER_S, run_on
+from tests.scheduler.test_victims import NEVER_S, add_plain_pod, run_on, set_cpu
 from tests.scheduler.world import TEAM, World, container
 from tests.waiting import eventually
+from vcuda.decision import Unavailable
 
 __all__ = ["evicting"]
 
@@ -116,16 +118,89 @@ def test_a_nomination_that_has_ended_is_not_restored(world: World) -> None:
     assert world.service.state.unrestored() == []
 
 
+def test_a_pod_that_was_bound_meanwhile_is_not_nominated_again(world: World) -> None:
+    """At the end of that nomination its GPUs would be free for others."""
+    world.add_node("n")
+    pod = world.add_pod("p", container(cores=100, memory=1), **HIGH)
+    store_nominated_node(world, pod, "n")
+    state = world.service.state
+    eventually(lambda: (state.pod(pod.metadata.uid) or pod).nominated_node, "the status")  # type: ignore[union-attr]
+    known = state.pod(pod.metadata.uid)
+    assert known is not None
+    assert world.schedule(pod) == "n"
+    assert not world.service.planner.restore(known)
+    assert not world.service.state.nominations()
+
+
+def test_a_preemptor_does_not_count_on_what_another_one_only_waits_for(world: World) -> None:
+    """The first eviction never happens; the second pod had waited for it, and must not keep the first one waiting."""
+    world.add_node("n")
+    low = run_on(world, "n", "low")
+    first, second = (world.add_pod(name, container(cores=40), **HIGH) for name in ("one", "two"))
+    assert preempt(world, first, n=[low]) == {"n": uids(low)}
+    assert preempt(world, second, n=[low]) == {}
+    assert nominated(world) == {"one", "two"}
+    world.service.state.end_nomination(first.metadata.uid)
+    assert preempt(world, first, n=[low]) == {"n": uids(low)}
+
+
+def test_a_nomination_ends_if_one_of_its_victims_is_not_evicted(world: World) -> None:
+    """The others may take long to end."""
+    low = fill(world, 1)
+    wanted = world.add_pod("high", container(cores=100, memory=1), **HIGH)
+    assert preempt(world, wanted, n=low) == {"n": uids(*low)}
+    delete(world, low[0], NEVER_S)
+    nomination = world.service.state.nomination(wanted.metadata.uid)
+    assert nomination is not None
+    nomination.expires_at = 0.0
+    eventually(lambda: not nominated(world), "the end of the nomination")
+
+
+def test_another_node_is_tried_if_kube_scheduler_does_not_accept_the_nominated_one(world: World) -> None:
+    """It was cordoned, say, while the victims end."""
+    for node in "ab":
+        world.add_node(node)
+    first, second = run_on(world, "a", "first"), run_on(world, "b", "second")
+    wanted = world.add_pod("high", container(cores=100, memory=1), **HIGH)
+    assert preempt(world, wanted, a=[first])
+    delete(world, first, NEVER_S)
+    nomination = world.service.state.nomination(wanted.metadata.uid)
+    assert nomination is not None
+    assert preempt(world, wanted, b=[second]) == {}
+    nomination.since -= REJECTED_AFTER_S
+    assert preempt(world, wanted, b=[second]) == {"b": uids(second)}
+
+
+def test_victims_without_gpus_are_waited_for(world: World) -> None:
+    world.add_node("n")
+    set_cpu(world, "n", "4")
+    plain = add_plain_pod(world, "web", "n", "4")
+    amounts = container(cores=50)
+    amounts["resources"] = {kind: of | {"cpu": "2"} for kind, of in amounts["resources"].items()}
+    wanted = world.add_pod("high", amounts, **HIGH)
+    assert preempt(world, wanted, n=[plain]) == {"n": uids(plain)}
+    state = world.service.state
+    state.expire_nominations()
+    nomination = state.nomination(wanted.metadata.uid)
+    assert nomination is not None
+    assert not nomination.is_free
+    world.cluster.delete(PODS, "web", TEAM, grace_s=0)
+    eventually(lambda: state.expire_nominations() == [] and nomination.is_free, "the end of the victim")
+
+
 class Evictions:
     """Records the evictions of a scheduler, and has some fail."""
 
     def __init__(self, world: World) -> None:
         cluster: Any = world.service.evictor._cluster
         self._evict, self.evicted, self.refused = cluster.evict, list[str](), set[str]()
+        self.is_available = True
         self.after: dict[int, Any] = {}
         cluster.evict = self.evict
 
     def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
+        if not self.is_available:
+            raise Unavailable("connection refused")
         if name in self.refused:
             raise ApiError("This pod has more than one PodDisruptionBudget", code=500, reason="InternalError")
         self._evict(name, namespace, uid=uid, dry_run=dry_run)
@@ -167,3 +242,16 @@ def test_other_pods_are_evicted_where_the_api_server_refuses(evicting: World) ->
     evicting.service.evictor.run_once(0)
     assert len(evictions.evicted) == 1
     assert evictions.evicted[0].startswith("low-b")
+
+
+def test_pods_are_evicted_as_soon_as_the_api_server_is_back(evicting: World) -> None:
+    """What failed for a moment is no refusal."""
+    evicting.add_node("n", 2)
+    for number in range(2):
+        run_on(evicting, "n", f"low-{number}", 60)
+    evictions = Evictions(evicting)
+    wanted = evicting.add_pod("high", container(cores=80), **HIGH)
+    for evictions.is_available in (False, True):
+        assert not evicting.filter(wanted)["NodeNames"]
+        evicting.service.evictor.run_once(0)
+        assert len(evictions.evicted) == evictions.is_available
