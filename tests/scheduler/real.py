@@ -154,10 +154,22 @@ class SchedulerCluster:
 
     def holder(self) -> str:
         """Return the replica whose kube-scheduler holds the Lease; empty if there is none."""
-        path = "jsonpath={.spec.holderIdentity}"
-        holder = self.real.kubectl("get", "lease", SCHEDULER, "-n", SYSTEM, "-o", path, check=False)
-        found = re.match(r"replica-(\w)_", holder)
+        found = re.match(r"replica-(\w)_", self._lease())
         return found[1] if found else ""
+
+    def _lease(self) -> str:
+        path = "jsonpath={.spec.holderIdentity} {.spec.renewTime}"
+        return self.real.kubectl("get", "lease", SCHEDULER, "-n", SYSTEM, "-o", path, check=False)
+
+    def is_led_since(self, lease: str) -> bool:
+        """Whether the Lease was renewed since it was read: a holder that was killed holds it for a while."""
+        return bool(self.holder()) and self._lease() != lease
+
+    def leader(self) -> str:
+        """Wait until a replica leads, and return it."""
+        lease = self._lease()
+        eventually(lambda: self.is_led_since(lease), "a leader", 60)
+        return self.holder()
 
     def create_volume_claim(self, namespace: str, name: str) -> None:
         """Create a volume claim that is provisioned when a pod needs it: by `provision`, and not before."""

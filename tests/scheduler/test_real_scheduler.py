@@ -222,17 +222,13 @@ class Faults:
         except BaseException as error:  # raised again in `stop`
             self.error = error
 
-    def _leader(self) -> str:
-        eventually(self._cluster.holder, "a leader", 60)
-        return self._cluster.holder()
-
     def kill_extender(self) -> None:
-        name = layout.extender_name(self._leader())
+        name = layout.extender_name(self._cluster.leader())
         self._cluster.real.kill(name)
         self._cluster.real.run(name)
 
     def kill_kube_scheduler(self) -> None:
-        name = layout.kube_scheduler_name(self._leader())
+        name = layout.kube_scheduler_name(self._cluster.leader())
         self._cluster.real.kill(name)
         self._cluster.real.run(name)
 
@@ -245,7 +241,7 @@ class Faults:
 
     def pause_leader(self) -> None:
         """Pause both programs of the leader until another replica leads."""
-        leader = self._leader()
+        leader = self._cluster.leader()
         names = (layout.extender_name(leader), layout.kube_scheduler_name(leader))
         for name in names:
             self._cluster.real.kill(name, signal.SIGSTOP)
