@@ -67,7 +67,13 @@ class SchedulerCluster:
     def has_bound(self, namespace: str, count: int) -> bool:
         """Whether this many pods are bound, by kube-schedulers that are started again when they have ended."""
         self.start_ended()
-        return len(self.bound(namespace)) == count
+        pods = self.pods(namespace)
+        bound = len(self.bound(namespace))
+        if bound == len(pods) < count:
+            # A ReplicaSet waits for minutes after a create that failed, as during a restart of the API server.
+            changed = f"quotient.test/changed={time.time()}"
+            self.real.kubectl("annotate", "replicasets", "--all", "-n", namespace, "--overwrite", changed, check=False)
+        return bound == count
 
     def stop(self) -> None:
         self.checker.stop()
@@ -166,7 +172,12 @@ class SchedulerCluster:
         return bool(self.holder()) and self._lease() != lease
 
     def leader(self) -> str:
-        """Wait until a replica leads, and return it."""
+        """Wait until a replica holds the Lease, and return it."""
+        eventually(self.holder, "a leader", 60)
+        return self.holder()
+
+    def renewing_leader(self) -> str:
+        """The same, but not one that has ended and still holds it."""
         lease = self._lease()
         eventually(lambda: self.is_led_since(lease), "a leader", 60)
         return self.holder()

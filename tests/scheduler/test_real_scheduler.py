@@ -241,7 +241,7 @@ class Faults:
 
     def pause_leader(self) -> None:
         """Pause both programs of the leader until another replica leads."""
-        leader = self._cluster.leader()
+        leader = self._cluster.renewing_leader()
         names = (layout.extender_name(leader), layout.kube_scheduler_name(leader))
         for name in names:
             self._cluster.real.kill(name, signal.SIGSTOP)
