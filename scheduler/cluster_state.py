@@ -492,12 +492,10 @@ class ClusterState:
         with self.lock:
             return self._nominations.evicted(without)
 
-    def note_evicted(self, uid: str, victims: Iterable[str]) -> None:
+    def note_evicted(self, nomination: Nomination, victims: Iterable[str]) -> None:
         """Note which pods are evicted for one that is nominated."""
         with self.lock:
-            nomination = self._nominations.get(uid)
-            if nomination is not None:
-                nomination.evicted = frozenset(victims)
+            nomination.evicted = frozenset(victims)
 
     def outranked_by(self, priority: int) -> list[str]:
         """Return the nominated pods of a lower priority, which may not keep GPUs from a pod of this one."""

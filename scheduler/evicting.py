@@ -120,7 +120,7 @@ class Evictor:
                 self._reporter.report_preemptable(pod, found.victims.node, len(found.victims.pods))
                 return
             own = self._state.nomination(pod.uid)
-            if not found.uids or self._evict_all(pod, found):
+            if not found.uids or own is None or self._evict_all(own, found):
                 return
             with self._state.lock:
                 # Not another one, which kube-scheduler may have asked for meanwhile.
@@ -152,9 +152,9 @@ class Evictor:
         is_known = self._waiting.get(pod.uid) is not None and not state.is_gone(pod.uid)
         return is_known and state.claim(pod.uid) is None and state.nomination(pod.uid) is None
 
-    def _evict_all(self, pod: SchedulerPod, found: Preemption) -> bool:
-        """Evict all victims; returns whether any was, or is being, evicted."""
-        victims, node = found.victims.pods, found.victims.node
+    def _evict_all(self, nomination: Nomination, found: Preemption) -> bool:
+        """Evict all victims of a nominated pod; returns whether any was, or is being, evicted."""
+        pod, victims, node = nomination.pod, found.victims.pods, found.victims.node
         try:
             current = self._cluster.get(PODS, pod.metadata.name, pod.metadata.namespace)
             if current.metadata.uid != pod.uid or current.metadata.deletion_timestamp or current.spec.node_name:
@@ -166,11 +166,10 @@ class Evictor:
         checked = [self._is_evictable(pod, victim) for victim in victims]
         if not all(checked):
             return False
-        self._state.note_evicted(pod.uid, found.uids)
+        self._state.note_evicted(nomination, found.uids)
         self._reporter.report_preempting(pod, node, len(victims))
         self._nominate(pod, node)
-        nomination = self._state.nomination(pod.uid)
-        evicted = sum([self._evict_patiently(pod, victim, nomination) for victim in victims])
+        evicted = sum([self._evict_patiently(nomination, victim) for victim in victims])
         return evicted > 0
 
     def _is_evictable(self, pod: SchedulerPod, victim: PreemptablePod) -> bool:
@@ -187,10 +186,9 @@ class Evictor:
             return False
         return True
 
-    def _is_wanted(self, pod: SchedulerPod, nomination: Nomination | None) -> bool:
+    def _is_wanted(self, nomination: Nomination) -> bool:
         """Whether a pod still waits for what it was nominated for: not if it was deleted, say."""
-        state = self._state
-        return nomination is not None and state.nomination(pod.uid) is nomination and self._is_active()
+        return self._state.nomination(nomination.pod.uid) is nomination and self._is_active()
 
     def _nominate(self, pod: SchedulerPod, node: str) -> None:
         """Tell kube-scheduler, which then counts the pod on that node; it works without, too."""
@@ -200,11 +198,11 @@ class Evictor:
         except (ApiError, Unavailable) as error:
             self._log.warning("pod_not_nominated", pod=pod.title, node=node, error=str(error))
 
-    def _evict_patiently(self, pod: SchedulerPod, victim: PreemptablePod, nomination: Nomination | None) -> bool:
+    def _evict_patiently(self, nomination: Nomination, victim: PreemptablePod) -> bool:
         # Read before: the watch forgets a pod as soon as it has ended.
-        evicted = self._state.pod(victim.uid)
+        pod, evicted = nomination.pod, self._state.pod(victim.uid)
         for _ in range(EVICTION_TRIES):
-            if not self._is_wanted(pod, nomination):
+            if not self._is_wanted(nomination):
                 return False
             try:
                 self._evict(victim)
