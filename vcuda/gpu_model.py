@@ -7,6 +7,7 @@ tests/vcuda/test_gpu_model.py.
 """
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -23,6 +24,8 @@ SERIES = frozenset({"rtx", "gtx", "gts", "gt", "titan", "cmp"})
 EDITIONS = frozenset({"ti", "super", "ada", "blackwell", "d"})
 MIG = "mig"
 SEPARATORS = re.compile(r"[^0-9A-Za-z.+]+", re.ASCII)
+# A series and its number in one word, as in RTX4090.
+JOINED = re.compile(rf"({'|'.join(sorted(SERIES))})([0-9].*)", re.ASCII | re.IGNORECASE)
 MIG_PROFILE = re.compile(r"[1-9][0-9]?(c\.[1-9])?g\.[0-9]+gb([.+][a-z.+]+)?", re.ASCII | re.IGNORECASE)
 # Model names are also label values and ledger keys: the maximum length of a label value applies.
 MAX_LABEL = 63
@@ -40,11 +43,16 @@ class GpuModel(Struct, frozen=True):
 def tokenize(name: str) -> tuple[str, ...]:
     """Split a name into words without leading brands; a driver's name and its node label give the same words."""
     words = [word.strip(".") for word in SEPARATORS.split(name.replace("+", "."))]
-    model = [word for word in words if word]
+    model = [part for word in words if word for part in split_joined(word)]
     # The last word stays: a brand alone must not become an empty name.
     while len(model) > 1 and model[0].lower() in BRANDS:
         model.pop(0)
     return tuple(model)
+
+
+def split_joined(word: str) -> Sequence[str]:
+    joined = JOINED.fullmatch(word)
+    return joined.groups() if joined else (word,)
 
 
 @lru_cache(maxsize=1024)  # a cluster has a handful of models, and every pod may name them
@@ -91,13 +99,28 @@ def matches(pattern: str, model: GpuModel) -> bool:
     """Whether a pattern (a family, a product, or some of its words in order) names this model.
 
     The pattern has to contain the whole family: `RTX` matches nothing, `RTX-3090` does not match the 3090 Ti, and
-    `A100-80GB` matches every A100 with 80 GB, such as the SXM4 and the PCIe card.
+    `A100-80GB` matches every A100 with 80 GB, such as the SXM4 and the PCIe card. Only the series before a number may
+    be left out: `3090` matches the RTX 3090.
     """
     wanted = [word.lower() for word in tokenize(pattern)]
     family = [word.lower() for word in tokenize(model.family)]
     # `in` advances the iterator, so the words have to appear in this order.
     rest = iter([word.lower() for word in tokenize(model.name)][len(family) :])
+    # A model may be named by its number alone too: in a quota, or in a pod, before a node has such a card.
+    if is_bare(wanted) or is_bare(family):
+        wanted, family = without_series(wanted), without_series(family)
     return wanted[: len(family)] == family and all(word in rest for word in wanted[len(family) :])
+
+
+def is_bare(words: Sequence[str]) -> bool:
+    """Whether the words name a card without its series, such as `3090` or `A6000`."""
+    return bool(words) and words[0] not in SERIES
+
+
+def without_series(words: Sequence[str]) -> list[str]:
+    """Drop the series if the number of a card follows, as it does not in `TITAN X`."""
+    number = "".join(words[1:3])
+    return list(words[1:] if words and words[0] in SERIES and any(map(str.isdigit, number)) else words)
 
 
 def product_label(nvml_name: str) -> str:

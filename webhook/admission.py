@@ -252,7 +252,7 @@ class Admission:
     def _check_workload(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, LedgerRequest | None]:
         workload = read_workload(request.object, request, "request.object")
         before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-        decision, parsed, more = check_workload(workload, before, self.config, policy)
+        decision, parsed, more = check_workload(workload, before, self.config, policy, self.quota_source.cards)
         if parsed is None:
             return decision, None
         planned = PlannedPods(self._demand(parsed), parsed.options, self._cards(policy), more)
@@ -265,7 +265,7 @@ class Admission:
             # The pod was not rewritten, so it is only checked for mistakes of its author.
             decision = Decision(tuple(pod_mistakes(pod, parsed, self.config, policy)))
         else:
-            decision = check_created(pod, parsed, self.config, policy, request.user_info)
+            decision = check_created(pod, parsed, self.config, policy, request.user_info, cards=self.quota_source.cards)
         if decision.reasons or not parsed.request.is_gpu or MIRROR_ANNOTATION in pod.metadata.annotations_or_empty:
             return decision, None
         # The charge is filed under the UID, which the API server sets before it calls validating webhooks.

@@ -1,24 +1,32 @@
 """Warnings about pods that are valid, but probably not what the user intended."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from vcuda.catalogue import CardModel
 from vcuda.decision import printable
+from vcuda.gpu_model import matches, parse_model
 from vcuda.memory_units import MIN_USEFUL_MIB, units_for
+from vcuda.names import Names
+from vcuda.pod_options import PodOptions
 from vcuda.request import ContainerRequest
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of
 from webhook.objects import AdmittedMetadata, Pod
-from webhook.patching import field_of
+from webhook.patching import field_of, truncate_warning
 from webhook.pod_parsing import ParsedPod
 
+# Named in a warning; the API server truncates longer ones.
+MAX_MODELS_NAMED = 3
 # No card has that much: the user counted MiB where the resource counts memory units.
 MAX_PLAUSIBLE_MIB = 512 * 1024
 
 
-def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig) -> list[str]:
+def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, cards: Sequence[CardModel]) -> list[str]:
+    """Return the warnings about a pod with GPUs; `cards` are the models that the cluster has."""
     if not parsed.request.is_gpu:
         return []
     warnings = [memory_warning(each, config) for each in parsed.request.containers]
+    warnings += unknown_model_warnings(parsed.options, cards, config.names)
     if parsed.options.core_limit is not None and all(each.share.whole_cards for each in parsed.request.containers):
         warnings.append(
             f"metadata.annotations[{config.names.core_limit}] has no effect: it limits fractions of a GPU, and this "
@@ -62,6 +70,26 @@ def memory_problem(request: ContainerRequest, config: AdmissionConfig) -> str:
         f"{key}: {units} is {memory_mib} MiB (1 is {unit_mib} MiB), more than any GPU has; "
         f"for {units} MiB write {units_for(units, unit_mib)}"
     )
+
+
+def unknown_model_warnings(options: PodOptions, cards: Sequence[CardModel], names: Names) -> Iterator[str]:
+    """Warn about models that no card of the cluster has: the pod stays pending, or nothing is excluded."""
+    models = sorted({card.model for card in cards})
+    parsed = [parse_model(model) for model in models]
+    for key, listed, effect in (
+        (names.use_models, options.models, "the pod waits for a node with one"),
+        (names.avoid_models, options.avoided_models, "excludes nothing"),
+    ):
+        unknown = [each for each in listed if not any(matches(each, model) for model in parsed)]
+        # Without a catalogue, nothing is known of the cluster.
+        if models and unknown:
+            subject = f"annotation {key}: {name_some(unknown)} matches no GPU model of this cluster"
+            yield truncate_warning(f"{subject} ({name_some(models)}): {effect}")
+
+
+def name_some(models: Sequence[str]) -> str:
+    named = ", ".join(models[:MAX_MODELS_NAMED])
+    return named if len(models) <= MAX_MODELS_NAMED else f"{named} and {len(models) - MAX_MODELS_NAMED} more"
 
 
 def misplaced_annotations(metadata: AdmittedMetadata, config: AdmissionConfig, field_prefix: str) -> Iterator[str]:

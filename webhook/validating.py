@@ -5,13 +5,14 @@ that bypassed the mutating webhook nor one that another webhook changed afterwar
 what belongs to Quotient are checked, so that a pod that was admitted under other rules can still be updated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from vcuda.catalogue import CardModel
 from vcuda.decision import Code, Decision, Reason, printable
 from vcuda.names import HOSTNAME_LABEL, MIRROR_ANNOTATION, NO_DEVICES, SCHEDULER, VISIBLE_DEVICES
 from vcuda.namespace_policy import NamespacePolicy
@@ -40,15 +41,22 @@ class PodToBind(Struct, frozen=True):
 
 
 def check_created(
-    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, user: User
+    pod: Pod,
+    parsed: ParsedPod,
+    config: AdmissionConfig,
+    policy: NamespacePolicy,
+    user: User,
+    *,
+    cards: Sequence[CardModel] = (),
 ) -> Decision:
+    """Check a new pod. `cards` are the models that the cluster has; they are used in warnings only."""
     if MIRROR_ANNOTATION in pod.metadata.annotations_or_empty:
         return check_mirror(pod, parsed, config, user)
     reasons = pod_mistakes(pod, parsed, config, policy)
     if not reasons:
         # Pods with mistakes are not rewritten, so they would always differ.
         reasons = check_rewritten(pod, parsed, config, policy)
-    return Decision(tuple(reasons)) if reasons else Decision(warnings=tuple(pod_warnings(pod, parsed, config)))
+    return Decision(tuple(reasons)) if reasons else Decision(warnings=tuple(pod_warnings(pod, parsed, config, cards)))
 
 
 def pod_mistakes(

@@ -5,13 +5,14 @@ exception is fractions of a card, which the API server rejects in a template (se
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonpatch
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from vcuda.catalogue import CardModel
 from vcuda.charging import PodDemand, count_fitting, fit_charge
 from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED_ANNOTATION
@@ -138,7 +139,11 @@ class PlannedPods(Struct, frozen=True):
 
 
 def check_workload(
-    workload: TemplatedWorkload, before: TemplatedWorkload | None, config: AdmissionConfig, policy: NamespacePolicy
+    workload: TemplatedWorkload,
+    before: TemplatedWorkload | None,
+    config: AdmissionConfig,
+    policy: NamespacePolicy,
+    cards: Sequence[CardModel] = (),
 ) -> tuple[Decision, ParsedPod | None, int]:
     """Check a workload's template, unless a controller owns the workload or the template did not change.
 
@@ -155,7 +160,7 @@ def check_workload(
     # Scaling up a workload from before Quotient is not refused here; its pods are, each with the same message.
     if reasons and not same_template:
         return Decision(tuple(reasons)), None, 0
-    warnings = [] if same_template else template_warnings(pod, parsed, config, policy, workload)
+    warnings = [] if same_template else template_warnings(pod, parsed, config, policy, workload, cards=cards)
     # A rollout replaces pods one by one: what the old ones hold is released for the new ones.
     more = workload.count - (before.count if before else 0)
     decision = Decision(warnings=tuple(map(truncate_warning, warnings)))
@@ -163,13 +168,19 @@ def check_workload(
 
 
 def template_warnings(
-    pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, workload: TemplatedWorkload
+    pod: Pod,
+    parsed: ParsedPod,
+    config: AdmissionConfig,
+    policy: NamespacePolicy,
+    workload: TemplatedWorkload,
+    *,
+    cards: Sequence[CardModel],
 ) -> list[str]:
     """Return the warnings that the pods will get when they are created; their author does not see those."""
     patch = rewrite(pod, parsed, config, policy, workload.root)
     return [
         *patch.warnings,
-        *pod_warnings(pod, parsed, config),
+        *pod_warnings(pod, parsed, config, cards),
         *misplaced_annotations(workload.metadata, config, patch.field_prefix),
     ]
 

@@ -35,9 +35,10 @@ Obj = dict[str, Any]
 class UniformQuotaSource:
     """The same policy and quotas for every namespace."""
 
-    def __init__(self, policy: NamespacePolicy | None = None, quotas: Sequence[Quota] = ()) -> None:
-        self._policy, self._quotas = policy or NamespacePolicy(), quotas
-        self.cards: Sequence[CardModel] = ()
+    def __init__(
+        self, policy: NamespacePolicy | None = None, quotas: Sequence[Quota] = (), cards: Sequence[CardModel] = ()
+    ) -> None:
+        self._policy, self._quotas, self.cards = policy or NamespacePolicy(), quotas, cards
 
     def policy(self, namespace: str) -> NamespacePolicy:  # noqa: ARG002
         return self._policy
@@ -190,14 +191,16 @@ def caller(
     dialects: VocabularyOptions | None = None,
     names: Names | None = None,
     pods: dict[str, PodToBind] | None = None,
+    cards: Sequence[CardModel] = (),
     **config: Any,
 ) -> Caller:
     """Return a caller of a webhook in this process, through the HTTP path `flask` or `short`.
 
-    `pods` are the pods that Bindings can refer to; other keywords are fields of AdmissionConfig.
+    `pods` are the pods that Bindings can refer to, `cards` the models of the cluster; other keywords are fields of
+    AdmissionConfig.
     """
     admission = Admission(
-        AdmissionConfig(scheme=build_scheme(names, 256, dialects), **config), UniformQuotaSource(policy, quotas)
+        AdmissionConfig(scheme=build_scheme(names, 256, dialects), **config), UniformQuotaSource(policy, quotas, cards)
     )
     metrics = Metrics()
     ledgers = InMemoryLedgers(lambda _: quotas)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, Obj, container, gpu, pod, workload
 from tests.webhook.reviews import Caller, MakeCaller
+from vcuda.catalogue import CardModel
 from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
 
 C0 = "spec.containers[0].resources.limits"
@@ -294,6 +295,33 @@ def test_a_number_that_is_read_as_few_bytes_causes_a_warning(api: Caller, writte
         assert all(len(each) <= 250 for each in answered)
     for clear in ("1", "1Mi", "8G"):
         assert api.mutate(pod(gpu(memory=clear))).warnings == []
+
+
+CARD_MODELS = (CardModel("RTX-4090", 24564), CardModel("A100-SXM4-40GB", 40960))
+
+
+@pytest.mark.parametrize("key", [NAMES.use_models, NAMES.avoid_models])
+def test_a_model_that_no_card_of_the_cluster_has_causes_a_warning(make_caller: MakeCaller, key: str) -> None:
+    """On pods and on workloads; a misspelled model would keep a pod pending, or exclude nothing."""
+    api = make_caller(cards=CARD_MODELS)
+    written = pod(gpu(memory="30"), annotations={key: "4080,A100"})
+    for obj in (written, workload(written)):
+        (warning,) = api.create(obj).warnings
+        assert warning.startswith(
+            f"annotation {key}: 4080 matches no GPU model of this cluster (A100-SXM4-40GB, RTX-4090)"
+        )
+
+
+@pytest.mark.parametrize("written", ["4090", "RTX-4090", "rtx4090", "GeForce RTX 4090", "A100"])
+def test_a_model_that_some_card_has_causes_no_warning(make_caller: MakeCaller, written: str) -> None:
+    """The number of a card is enough to name it."""
+    api = make_caller(cards=CARD_MODELS)
+    assert api.create(pod(gpu(memory="30"), annotations={NAMES.avoid_models: written})).warnings == []
+
+
+def test_without_a_catalogue_no_model_causes_a_warning(api: Caller) -> None:
+    """What the cluster has is unknown until the controller has listed its nodes."""
+    assert api.create(pod(gpu(memory="30"), annotations={NAMES.use_models: "4080"})).warnings == []
 
 
 def test_an_ordinary_pod_gets_no_warning(api: Caller) -> None:
