@@ -19,7 +19,7 @@ import yaml
 
 from deploy.toolchain import helm
 from settings.configuration import Configuration, WebhookSettings
-from vcuda.names import HAMI_CORES, HAMI_MEMORY, HAMI_MEMORY_PERCENT, NVIDIA_GPU
+from vcuda.names import HAMI_CORES, HAMI_MEMORY, HAMI_MEMORY_PERCENT, HAMI_PRIORITY, NVIDIA_GPU
 from vcuda.vocabulary import VocabularyOptions
 from webhook.registration import registration
 from webhook.service import admission_config_of
@@ -41,6 +41,7 @@ OPTIONAL = {
     HAMI_MEMORY: "quotient.hami",
     HAMI_CORES: "quotient.hami",
     HAMI_MEMORY_PERCENT: "quotient.hami",
+    HAMI_PRIORITY: "quotient.hami",
 }
 POLICY, LABELS, ANNOTATIONS, BUNDLE = "sentinel-policy", "sentinel-labels", "sentinel-annotations", "sentinel-bundle"
 HEADER = """{{/* Written by `python -m deploy.render` from webhook/registration.py: change that, not this. */}}

@@ -8,7 +8,7 @@ memoryUnitMiB: 256          # MiB in one unit of vcuda-memory
 vocabularies:
   vgpuPerGpu: 10            # AWS: number of virtual GPUs in one GPU
   nvidiaGpu: false          # read nvidia.com/gpu as whole cards
-  hami: false               # read nvidia.com/gpu, gpumem and gpucores as HAMi does
+  hami: false               # read nvidia.com/gpu, gpumem, gpucores as HAMi does, as far as docs/requests.md says
 mode: enforce               # enforce | audit (requests are neither rejected nor rewritten; warn and count only)
 systemNamespace: quotient-system  # namespace of Quotient itself; its service accounts may change what Quotient owns
 defaultQuota: ""            # quota.yaml of namespaces that have no quota; empty: unlimited

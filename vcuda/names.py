@@ -57,6 +57,7 @@ NVIDIA_GPU = "nvidia.com/gpu"
 HAMI_MEMORY = "nvidia.com/gpumem"
 HAMI_CORES = "nvidia.com/gpucores"
 HAMI_MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
+HAMI_PRIORITY = "nvidia.com/priority"
 
 # Node labels written by NVIDIA's GPU feature discovery: the product, and the memory of one card in MiB.
 NVIDIA_PRODUCT_LABEL = "nvidia.com/gpu.product"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from vcuda import names as known
 from vcuda.decision import Code
@@ -30,13 +30,17 @@ class Share(Struct, frozen=True):
     """What one container requests of its node's GPUs, in whatever vocabulary it was written.
 
     `memory_units` is 0 for whole cards without a minimum, and where `memory_follows_cores`: such a container gets the
-    same share of its card's memory as of its cores.
+    same share of its card's memory as of its cores. `bursts`: it may use all cores of its card that are free, unless
+    the pod or its namespace says otherwise.
     """
 
     cores: int
     memory_units: int = 0
     # The node plugin stores shares in pods.json; this is the key there.
     memory_follows_cores: bool = field(default=False, name="follows")
+    # Canonical resources cannot express it, so the webhook writes a core limit on the pod instead. Unset, it is not
+    # stored.
+    bursts: bool | UnsetType = UNSET
 
     @property
     def whole_cards(self) -> int:
@@ -186,46 +190,53 @@ def hami_vocabulary(unit_mib: int) -> Vocabulary:
     gpus, mib, cores, percent = known.NVIDIA_GPU, known.HAMI_MEMORY, known.HAMI_CORES, known.HAMI_MEMORY_PERCENT
 
     def read(amounts: Mapping[str, Quantity]) -> Share:
-        count, per_card, units_per_card = read_all(
+        if amounts.keys() <= {known.HAMI_PRIORITY}:
+            message, remedy = "a priority is requested without GPUs", f"add {gpus}, or remove {known.HAMI_PRIORITY}"
+            raise InvalidAmount(Code.CORE_MISSING, known.HAMI_PRIORITY, message, remedy)
+        count, per_card, units, memory_percent = read_all(
             lambda: whole_number(gpus, amounts[gpus], 1) if gpus in amounts else 1,
-            lambda: whole_number(cores, amounts[cores]) if cores in amounts else CORES_PER_CARD,
+            lambda: read_percent(cores, amounts.get(cores)),
             lambda: read_memory_units(mib, amounts.get(mib), 1, unit_mib),
+            lambda: read_percent(percent, amounts.get(percent)),
         )
-        if per_card > CORES_PER_CARD:
-            raise InvalidAmount(Code.CORE_INVALID, cores, "more than 100 percent of one GPU", "ask for 1 to 100")
-        # Memory in percent has no meaning in MiB until the card is known, unless it follows the cores.
-        if percent in amounts and whole_number(percent, amounts[percent]) != per_card:
-            raise InvalidAmount(
-                Code.MEMORY_INVALID,
-                percent,
-                f"the percentage of memory must equal the percentage of cores, {per_card}",
-                f"ask for {per_card}, or use {mib} instead",
-            )
-        if cores not in amounts and mib in amounts:
-            raise InvalidAmount(
-                Code.CORE_MISSING, mib, "memory of part of a GPU is requested without cores", f"add {cores}: 1 to 99"
-            )
+        if units:
+            memory_percent = 0  # as HAMi does, if both are set
+        # As HAMi does: all cores if all memory is requested, which is the default, and otherwise any that are free.
+        bursts = not per_card and bool(units or memory_percent % CORES_PER_CARD)
+        per_card = per_card or (memory_percent or 1 if bursts else CORES_PER_CARD)
         if count > 1 and per_card < CORES_PER_CARD:
-            raise InvalidAmount(
-                Code.CORE_INVALID,
-                gpus,
-                "a container cannot have parts of several GPUs",
-                f"ask for 1, or remove {cores} to get whole GPUs",
-            )
+            parts = ", ".join(key for key in (mib, cores, percent) if key in amounts)
+            message, remedy = "a container cannot have parts of several GPUs", f"ask for 1, or remove {parts}"
+            raise InvalidAmount(Code.CORE_INVALID, gpus, message, f"{remedy} to get whole GPUs")
+        # Memory in percent has no meaning in MiB until the card is known, unless it follows the cores.
+        if memory_percent not in (0, per_card):
+            message = f"the percentage of memory must equal the percentage of cores, {per_card}"
+            remedy = f"ask for {per_card}, use {mib} instead, or remove {cores if count == 1 else percent}"
+            raise InvalidAmount(Code.MEMORY_INVALID, percent, message, remedy)
         try:
-            memory_units = check_unit_count(units_per_card * count, unit_mib)
+            memory_units = check_unit_count(units * count, unit_mib)
         except QuantityError as error:
             raise InvalidAmount(Code.MEMORY_INVALID, mib, str(error), "ask for less memory per GPU") from None
-        follows = per_card < CORES_PER_CARD and not units_per_card
-        return Share(count * per_card, memory_units, memory_follows_cores=follows)
+        follows = per_card < CORES_PER_CARD and not units
+        return Share(count * per_card, memory_units, memory_follows_cores=follows, bursts=bursts or UNSET)
 
     advice = (
         WHOLE_CARDS_ADVICE,
         memory_advice(1),
         f"write 1 to {CORES_PER_CARD}",
-        f"write the same number as {cores}, 1 to {CORES_PER_CARD}",
+        f"write 1 to {CORES_PER_CARD}; beside {cores}, the same number",
+        "write 0 or 1",
     )
-    return Vocabulary("hami", (gpus, mib, cores, percent), read, advice)
+    return Vocabulary("hami", (gpus, mib, cores, percent, known.HAMI_PRIORITY), read, advice)
+
+
+def read_percent(key: str, amount: Quantity | None) -> int:
+    """Return a percentage of one card; 0 if absent."""
+    percent = 0 if amount is None else whole_number(key, amount)
+    if percent > CORES_PER_CARD:
+        message, remedy = f"more than {CORES_PER_CARD} percent of one GPU", f"ask for 1 to {CORES_PER_CARD}"
+        raise InvalidAmount(Code.CORE_INVALID, key, message, remedy)
+    return percent
 
 
 def part_or_whole_advice(per_card: int) -> str:

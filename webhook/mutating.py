@@ -12,6 +12,7 @@ from vcuda.decision import printable
 from vcuda.memory_units import MIN_USEFUL_MIB, bytes_from, is_in_bytes
 from vcuda.names import (
     ANCESTOR_POOL_LABELS,
+    HAMI_PRIORITY,
     MIRROR_ANNOTATION,
     NO_DEVICES,
     SCHEDULER,
@@ -54,6 +55,7 @@ def rewrite(
             share = shares.get(container.name)
             if share is not None:
                 warn_of_bytes(pointer, container, share, config, patch)
+                warn_of_priority(pointer, container, config, patch)
                 rewrite_resources(pointer, container, share, config, patch)
             clean_environment(pointer, container, patch, has_gpu=share is not None)
         rewrite_annotations(pod, parsed, config, patch)
@@ -113,6 +115,15 @@ def warn_of_bytes(
         patch.warn(
             f"{patch.field_prefix}{field_of(pointer)}.resources: {key} '{amount.whole}' is read as bytes (numbers from "
             f"{bytes_from(unit_mib)} on are), rounded up to {memory_mib} MiB; 1 is {unit_mib} MiB"
+        )
+
+
+def warn_of_priority(pointer: str, container: AdmittedContainer, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    limits, _ = resources_of(container)
+    if HAMI_PRIORITY in limits and HAMI_PRIORITY in config.scheme.by_key:
+        patch.warn(
+            f"{patch.field_prefix}{field_of(pointer)}.resources: {HAMI_PRIORITY} is removed: containers that share a "
+            "GPU have no priorities"
         )
 
 
@@ -176,6 +187,8 @@ def rewrite_annotations(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, pa
     if parsed.options.core_limit is None:
         # None removes one that an earlier call has injected, for containers that have changed since.
         patch.annotate(names.core_limit, None if parsed.core_limit is None else str(parsed.core_limit))
+    elif names.core_limit not in annotations and any(each.share.bursts for each in parsed.request.containers):
+        patch.annotate(names.core_limit, str(parsed.options.core_limit))
     following = [each.name for each in parsed.request.containers if each.share.memory_follows_cores]
     if following:
         present = annotations.get(names.memory_follows_core, "")

@@ -54,6 +54,9 @@ def parse_pod(pod: Pod, config: AdmissionConfig, policy: NamespacePolicy) -> Par
     if not request.is_gpu and not parsed.reasons:
         return NO_GPUS  # the annotations of other pods are not checked
     options, mistakes = read_pod_options(annotations, scheme, largest_fraction(request))
+    if options.core_limit is None and any(each.share.bursts for each in request.containers):
+        # Written to the pod as if by its author: its rewritten resources no longer tell.
+        options = replace(options, core_limit=max(policy.core_limit.max, largest_fraction(request)))
     present = annotations.get(names.limits)
     if options.core_limit is None or present is None:
         limits = limits_of(request, options, policy.core_limit, scheme.unit_mib)

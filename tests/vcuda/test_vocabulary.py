@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.vcuda.pods import CARDS, CORE, MEMORY, NAMES, container, parse_pod
@@ -59,6 +59,23 @@ HAMI_READ_AS = {
         Share(200, 8),
     ),
     "cores without memory": ({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50}, following(50)),
+    "memory without cores": ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, Share(1, 12, bursts=True)),
+    "memory alone": ({"nvidia.com/gpumem": 3000}, Share(1, 12, bursts=True)),
+    "memory, and no cores": ({"nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 0}, Share(1, 12, bursts=True)),
+    "a percentage of memory without cores": (
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 30},
+        Share(30, memory_follows_cores=True, bursts=True),
+    ),
+    "the same percentage of memory as of cores": (
+        {"nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 50},
+        following(50),
+    ),
+    "all memory of two cards": ({"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 100}, Share(200)),
+    "memory beside its percentage": (
+        {"nvidia.com/gpumem": 3000, "nvidia.com/gpumem-percentage": 90, "nvidia.com/gpucores": 30},
+        Share(30, 12),
+    ),
+    "a card with priority": ({"nvidia.com/gpu": 1, "nvidia.com/priority": 1}, Share(100)),
 }
 
 
@@ -75,7 +92,10 @@ HAMI_REJECTED = {
         {"nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 30},
         "nvidia.com/gpumem-percentage",
         Code.MEMORY_INVALID,
-        "the percentage of memory must equal the percentage of cores, 50; ask for 50, or use nvidia.com/gpumem instead",
+        (
+            "the percentage of memory must equal the percentage of cores, 50; ask for 50, use nvidia.com/gpumem "
+            "instead, or remove nvidia.com/gpucores"
+        ),
     ),
     "more than a card's cores": (
         {"nvidia.com/gpucores": 150},
@@ -83,17 +103,29 @@ HAMI_REJECTED = {
         Code.CORE_INVALID,
         "more than 100 percent of one GPU; ask for 1 to 100",
     ),
-    "memory without cores": (
-        {"nvidia.com/gpumem": 3000},
-        "nvidia.com/gpumem",
-        Code.CORE_MISSING,
-        "memory of part of a GPU is requested without cores; add nvidia.com/gpucores: 1 to 99",
-    ),
     "parts of two cards": (
         {"nvidia.com/gpu": 2, "nvidia.com/gpucores": 50},
         "nvidia.com/gpu",
         Code.CORE_INVALID,
         "a container cannot have parts of several GPUs; ask for 1, or remove nvidia.com/gpucores to get whole GPUs",
+    ),
+    "memory on two cards": (
+        {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000},
+        "nvidia.com/gpu",
+        Code.CORE_INVALID,
+        "a container cannot have parts of several GPUs; ask for 1, or remove nvidia.com/gpumem to get whole GPUs",
+    ),
+    "more than a card's memory": (
+        {"nvidia.com/gpumem-percentage": 150},
+        "nvidia.com/gpumem-percentage",
+        Code.CORE_INVALID,
+        "more than 100 percent of one GPU; ask for 1 to 100",
+    ),
+    "a priority without a GPU": (
+        {"nvidia.com/priority": 1},
+        "nvidia.com/priority",
+        Code.CORE_MISSING,
+        "a priority is requested without GPUs; add nvidia.com/gpu, or remove nvidia.com/priority",
     ),
 }
 
@@ -107,11 +139,23 @@ def test_hami_requests_that_cannot_be_granted_are_rejected(
     assert str(reason) == f"spec.containers[0].resources.limits[{key}]: '{amounts[key]}': {text}"
 
 
-def test_hami_memory_may_be_the_percentage_of_the_cores() -> None:
-    """Any other percentage cannot be granted before the card is known."""
-    amounts = {"nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 50}
-    parsed = parse_pod(container(limits=amounts), vocabulary_options=HAMI)
-    assert parsed.request.containers[0].share == following(50)
+HAMI_AMOUNTS = st.dictionaries(
+    st.sampled_from(["nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores", "nvidia.com/gpumem-percentage"]),
+    st.sampled_from([1, 2, 30, 50, 100, 3000]),
+    min_size=1,
+)
+REMOVED = re.compile(r"remove ((?:nvidia\.com/[a-z-]+(?:, )?)+)")
+
+
+@given(HAMI_AMOUNTS)
+def test_a_remedy_for_hami_does_not_lead_to_another_refusal(amounts: dict[str, Any]) -> None:
+    """A user who removes what a refusal names gets GPUs, not the next refusal."""
+    reasons = parse_pod(container(limits=amounts), vocabulary_options=HAMI).reasons
+    assume(len(reasons) == 1)
+    removed = REMOVED.findall(reasons[0].remedy)
+    assume(removed)
+    remaining = {key: value for key, value in amounts.items() if key not in removed[0].split(", ")}
+    assert not parse_pod(container(limits=remaining), vocabulary_options=HAMI).reasons
 
 
 def test_nvidias_cards_are_opt_in_under_its_own_domain_too() -> None:

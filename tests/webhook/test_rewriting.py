@@ -35,6 +35,18 @@ VOCABULARIES = {
         ("30", "12"),
         None,
     ),
+    "HAMi's memory without cores": (
+        {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"},
+        {"dialects": HAMI},
+        ("1", "12"),
+        None,
+    ),
+    "HAMi's percentage of memory without cores": (
+        {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "30", "nvidia.com/priority": "1"},
+        {"dialects": HAMI},
+        ("30", "1"),
+        "c0",
+    ),
     "NVIDIA's cards": ({"nvidia.com/gpu": "2"}, {"dialects": VocabularyOptions(nvidia_gpu=True)}, ("200", "2"), None),
 }
 
@@ -70,6 +82,41 @@ def test_the_domain_is_configurable(make_caller: MakeCaller) -> None:
         == 7680
     )
     assert api.mutate(pod(gpu())).patch == []
+
+
+@pytest.mark.parametrize(("highest", "limit"), [(100, 100), (60, 60)])
+def test_a_pod_for_hami_without_cores_may_use_all_that_are_free(
+    make_caller: MakeCaller, highest: int, limit: int
+) -> None:
+    """As under HAMi, up to the maximum of the namespace; no other container of the pod is slowed down by that."""
+    api = make_caller(dialects=HAMI, policy=NamespacePolicy(core_limit=CoreLimitPolicy(max=highest)))
+    memory_only = container("a", {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"})
+    larger = container("b", {"nvidia.com/gpucores": "80", "nvidia.com/gpumem": "3000"})
+    for containers, limits in (([memory_only], [limit]), ([memory_only, larger], [limit, max(limit, 80)])):
+        written = pod(*containers)
+        answer = api.create(written)
+        assert (answer.allowed, answer.warnings) == (True, [])
+        written_limits = annotation_in(api.mutate(written).patched(), NAMES.limits)["containers"]
+        assert [each["coreLimit"] for each in written_limits.values()] == limits
+
+
+def test_a_core_limit_of_the_user_is_kept_for_pods_for_hami_without_cores(make_caller: MakeCaller) -> None:
+    """Under the domain of an ancestor as well, and if the manifest is applied again."""
+    api = make_caller(dialects=HAMI)
+    amounts = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+    written = pod(container("a", amounts), annotations={"nvidia.com/vcuda-core-limit": "40"})
+    patched = api.mutate(written).patched()
+    assert annotation_in(patched, NAMES.limits)["containers"]["a"]["coreLimit"] == 40
+    assert patched["metadata"]["annotations"][NAMES.core_limit] == "40"
+    assert api.validate(patched).allowed
+
+
+def test_the_priority_of_pods_for_hami_is_removed_with_a_warning(make_caller: MakeCaller) -> None:
+    """No node has the resource, so the pod would stay pending."""
+    api = make_caller(dialects=HAMI)
+    answer = api.mutate(pod(container("a", {"nvidia.com/gpu": "1", "nvidia.com/priority": "1"})))
+    assert "nvidia.com/priority is removed: containers that share a GPU have no priorities" in answer.warnings[0]
+    assert "nvidia.com/priority" not in str(answer.patched()["spec"])
 
 
 def test_requests_without_limits_become_limits(api: Caller) -> None:
@@ -375,6 +422,8 @@ amounts = st.one_of(
     st.builds(lambda cores: {CARDS: f"{cores * 10}m"}, st.integers(1, 99)),
     st.builds(lambda tenths: {"k8s.amazonaws.com/vgpu": str(tenths)}, st.integers(1, 10)),
     st.builds(lambda mib: {"nvidia.com/vcuda-core": "10", "nvidia.com/vcuda-memory": str(mib)}, st.integers(1, 90000)),
+    st.builds(lambda mib: {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(mib)}, st.integers(1, 90000)),
+    st.builds(lambda percent: {"nvidia.com/gpumem-percentage": str(percent)}, st.integers(1, 100)),
     st.just({"cpu": "1"}),
     st.none(),
 )
@@ -412,7 +461,7 @@ def pods(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(pods(), st.sampled_from([None, ("a", "b")]))
 def test_mutation_is_idempotent_and_its_result_valid(written: dict[str, Any], pools: tuple[str, ...] | None) -> None:
-    api = caller("short", policy=NamespacePolicy(pools=pools))
+    api = caller("short", policy=NamespacePolicy(pools=pools), dialects=HAMI)
     patched = api.mutate(written).patched()
     assert api.mutate(patched).patch == []
     answer = api.validate(patched)
