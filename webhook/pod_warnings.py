@@ -9,6 +9,7 @@ from vcuda.memory_units import MIN_USEFUL_MIB, units_for
 from vcuda.names import Names
 from vcuda.pod_options import PodOptions
 from vcuda.request import ContainerRequest
+from vcuda.unread_names import unread_annotations, unread_resources
 from webhook.admission_config import AdmissionConfig
 from webhook.mutating import containers_of
 from webhook.objects import AdmittedMetadata, Pod
@@ -23,8 +24,9 @@ MAX_PLAUSIBLE_MIB = 512 * 1024
 
 def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, cards: Sequence[CardModel]) -> list[str]:
     """Return the warnings about a pod with GPUs; `cards` are the models that the cluster has."""
+    unread = unread_name_warnings(pod, config)
     if not parsed.request.is_gpu:
-        return []
+        return unread
     warnings = [memory_warning(each, config) for each in parsed.request.containers]
     warnings += unknown_model_warnings(parsed.options, cards, config.names)
     if parsed.options.core_limit is not None and all(each.share.whole_cards for each in parsed.request.containers):
@@ -40,7 +42,14 @@ def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, cards: Se
             )
     if pod.spec.resource_claims:
         warnings.append("spec.resourceClaims: GPUs allocated by resource claims are not charged to any Quotient quota")
-    return [each for each in warnings if each]
+    return [*unread, *filter(None, warnings)]
+
+
+def unread_name_warnings(pod: Pod, config: AdmissionConfig) -> list[str]:
+    """Return warnings about resources and annotations that were probably meant for Quotient."""
+    resources = unread_resources(pod.spec, config.scheme)
+    annotations = unread_annotations(pod.metadata.annotations_or_empty, config.scheme)
+    return list(map(truncate_warning, (*resources, *annotations)))
 
 
 def memory_warning(request: ContainerRequest, config: AdmissionConfig) -> str:

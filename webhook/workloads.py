@@ -26,7 +26,7 @@ from webhook.mutating import containers_of, rewrite
 from webhook.objects import AdmittedMetadata, AdmittedWorkload, CronJob, Pod, Template
 from webhook.patching import PatchBuilder, field_of, field_prefix, truncate_warning
 from webhook.pod_parsing import ParsedPod, parse_pod
-from webhook.pod_warnings import misplaced_annotations, pod_warnings
+from webhook.pod_warnings import misplaced_annotations, pod_warnings, unread_name_warnings
 from webhook.review import Request, decode_object
 from webhook.template_fractions import rewrite_fractions
 from webhook.validating import pod_mistakes, with_field_prefix
@@ -156,7 +156,7 @@ def check_workload(
         return Decision(), None, 0
     pod, parsed, reasons = template_mistakes(workload, config, policy)
     if not parsed.is_gpu:
-        return Decision(), None, 0
+        return Decision(warnings=() if same_template else tuple(unread_name_warnings(pod, config))), None, 0
     # Scaling up a workload from before Quotient is not refused here; its pods are, each with the same message.
     if reasons and not same_template:
         return Decision(tuple(reasons)), None, 0

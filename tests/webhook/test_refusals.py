@@ -324,6 +324,54 @@ def test_without_a_catalogue_no_model_causes_a_warning(api: Caller) -> None:
     assert api.create(pod(gpu(memory="30"), annotations={NAMES.use_models: "4080"})).warnings == []
 
 
+UNCHARGED = (
+    "spec.containers[0].resources: GPUs under {} are not charged to any quota; to charge them, set vocabularies.{} in "
+    "Quotient's configuration"
+)
+UNREAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelled resource": (
+        pod(container(limits={f"{CORE}s": "50"})),
+        f"spec.containers[0].resources: {CORE}s is not a resource of Quotient; {CORE} is",
+    ),
+    "a misspelled resource beside GPUs": (
+        pod(container("a", {f"{MEMORY}s": "50"}), gpu(memory="30")),
+        f"spec.containers[0].resources: {MEMORY}s is not a resource of Quotient; {MEMORY} is",
+    ),
+    "another domain": (
+        pod(container(limits={"inspur.io/vcuda-core": "50"})),
+        f"spec.containers[0].resources: inspur.io/vcuda-core is not a resource of Quotient; {CORE} is",
+    ),
+    "NVIDIA's cards": (
+        pod(container(limits={"nvidia.com/gpu": "1"})),
+        UNCHARGED.format("nvidia.com/gpu", "nvidiaGpu"),
+    ),
+    "HAMi's memory": (
+        pod(container(limits={"nvidia.com/gpumem": "3000"})),
+        UNCHARGED.format("nvidia.com/gpumem", "hami"),
+    ),
+    "a misspelled annotation": (
+        pod(gpu(memory="30"), annotations={f"{NAMES.use_models}s": "A100"}),
+        f"metadata.annotations[{NAMES.use_models}s] is not read by Quotient; {NAMES.use_models} is",
+    ),
+}
+
+
+@pytest.mark.parametrize(("written", "warning"), UNREAD.values(), ids=UNREAD.keys())
+def test_names_that_were_probably_meant_for_quotient_cause_a_warning(
+    api: Caller, written: dict[str, Any], warning: str
+) -> None:
+    """On pods and workloads, with or without other GPU requests: such a pod stays pending, or is not charged."""
+    assert api.validate(api.mutate(written).patched()).warnings == [warning]
+    assert warning in api.validate(workload(written)).warnings
+
+
+@pytest.mark.parametrize(
+    "key", ["rdma/hca", "amd.com/gpu", "nvidia.com/mig-1g.5gb", "hugepages-2Mi", "example.com/gpu"]
+)
+def test_resources_of_other_systems_cause_no_warning(api: Caller, key: str) -> None:
+    assert api.validate(pod(container(limits={key: "1"}))).warnings == []
+
+
 def test_an_ordinary_pod_gets_no_warning(api: Caller) -> None:
     """Users ignore warnings that always appear."""
     assert api.create(pod(gpu(memory="30"))).warnings == []

@@ -135,7 +135,7 @@ def test_limits_without_requests_become_requests(api: Caller) -> None:
 def test_a_pod_without_gpus_is_not_changed(api: Caller) -> None:
     """Whatever its other fields and annotations are."""
     other = pod(
-        container(limits={"cpu": "1", "nvidia.com/gpu": "1"}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+        container(limits={"cpu": "1", "amd.com/gpu": "1"}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
         annotations={"inspur.com/use-gputype": "???", "inspur.com/vcuda-core-limit": "x"},
         hostIPC=True,
         nodeName="n",
