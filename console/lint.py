@@ -11,7 +11,7 @@ from msgspec import Struct
 from console.admit import quotas_from
 from console.manifests import STDIN, parse_objects, read_text
 from console.offline_admission import AdmissionResult, OfflineQuotas, admit_offline
-from console.schema_checks import SchemaProblem, mapping_within, repaired_document, schema_problems
+from console.schema_checks import UNREPAIRABLE, SchemaProblem, mapping_within, repaired_document, schema_problems
 from console.yaml_locations import LocatedObject, child, deepest_node, line_of, locate_objects, unquoted_values
 from settings.loading import Loaded
 from vcuda.decision import Code, Reason
@@ -177,6 +177,8 @@ def repair_text(text: str) -> str:
 
 def edits_for(problem: SchemaProblem, repaired: dict[str, Any], node: yaml.Node, text: str) -> list[Edit]:
     """Return the edits that repair a problem; none where the place in the text is not certain."""
+    if problem.reason.code in UNREPAIRABLE:
+        return []
     place = deepest_node(node, problem.steps)
     start, end = place.start_mark.index, place.end_mark.index
     if problem.reason.code is Code.TEXT_EXPECTED:

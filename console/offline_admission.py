@@ -4,14 +4,15 @@ import base64
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jsonpatch
 from msgspec import Struct
 
 from console.manifests import Document, mapping_at, parse_objects
-from console.schema_checks import Steps, repaired_document, schema_problems
+from console.object_schema import Steps
+from console.schema_checks import repaired_document, schema_problems
 from console.yaml_locations import parse_field
 from ledger.in_memory_ledgers import InMemoryLedgers
 from ledger.quota_config_maps import is_quota_config_map, parse_quota_config_map
@@ -93,12 +94,18 @@ def admit_offline(
             refused, more = validate(admission, rewritten, quotas.ledger(namespace), user)
             warnings += more
     except BadRequest as error:
-        reasons = (*early, object_invalid(error, repaired))
+        reasons = unique_fields(early, [object_invalid(error, repaired)])
         return AdmissionResult(allowed=False, reasons=reasons, warnings=(), patch=[], object=document)
-    reasons = (*early, *refused)
+    reasons = unique_fields(early, refused)
     if reasons:
         return AdmissionResult(allowed=False, reasons=reasons, warnings=tuple(warnings), patch=[], object=document)
     return AdmissionResult(allowed=True, reasons=(), warnings=tuple(warnings), patch=patch, object=rewritten)
+
+
+def unique_fields(early: Sequence[Reason], later: Sequence[Reason]) -> tuple[Reason, ...]:
+    """Combine reasons; of the same field, what the API server rejects first is the more precise."""
+    named = {each.field for each in early}
+    return (*early, *(each for each in later if each.field not in named))
 
 
 def mutate(

@@ -1,19 +1,26 @@
 """Checks for what an API server rejects before it calls any webhook: there only a look at the file can help."""
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from msgspec import Struct
 
+from console.object_schema import Mismatch, Steps, mismatches
 from vcuda.decision import Code, Reason, printable
+from vcuda.request import container_duplicate
 from vcuda.workload_kinds import BY_KIND, WORKLOAD_KINDS
 
 REMOVED_VERSIONS = ("extensions/v1beta1", "apps/v1beta1", "apps/v1beta2", "batch/v1beta1", "batch/v2alpha1")
 # Kinds that moved to another group when these versions were removed; a ReplicationController always was in v1.
 MOVED = {each.kind: each for each in WORKLOAD_KINDS if each.group}
 
-# The way to a field: keys of mappings and indexes of lists.
-Steps = tuple[str | int, ...]
+# Mappings whose keys users choose.
+FREE_MAPS = frozenset({"annotations", "labels", "matchLabels", "nodeSelector", "limits", "requests", "data"})
+# How to repair these is not certain.
+UNREPAIRABLE = (Code.OBJECT_INVALID, Code.CONTAINER_DUPLICATE)
+# The length of a field name that is compared with known ones.
+MAX_COMPARED = 64
 Unquoted = tuple[Steps, bool | int | float]
 
 
@@ -29,6 +36,8 @@ def schema_problems(document: dict[str, Any], sources: Mapping[Steps, str] | Non
     yield from version_problems(document)
     for steps, value in unquoted_scalars(document):
         yield string_expected(steps, value, (sources or {}).get(steps))
+    yield from structure_problems(document)
+    yield from duplicate_names(document)
 
 
 def version_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
@@ -42,16 +51,41 @@ def version_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
 
 def unquoted_scalars(document: dict[str, Any]) -> Iterator[Unquoted]:
     """Yield the numbers and booleans where the API accepts only strings, each with its path."""
+    for each in mismatches(with_served_version(document)):
+        if each.expected == "str":
+            yield each.steps, each.value
+
+
+def with_served_version(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document under the version that is served today, if its version was removed."""
     kind = str(document.get("kind"))
-    template = BY_KIND[kind].template if kind in BY_KIND else ()
-    for root in dict.fromkeys(((), template)):
-        inner = mapping_within(document, root)
-        for field in ("annotations", "labels"):
-            yield from non_strings(mapping_within(inner, ("metadata", field)), (*root, "metadata", field))
-        yield from non_strings(mapping_within(inner, ("spec", "nodeSelector")), (*root, "spec", "nodeSelector"))
-        for part in ("initContainers", "containers"):
-            containers = mapping_within(inner, ("spec",)).get(part)
-            yield from non_string_variables(containers, (*root, "spec", part))
+    is_removed = document.get("apiVersion") in REMOVED_VERSIONS and kind in MOVED
+    return document | {"apiVersion": MOVED[kind].api_version} if is_removed else document
+
+
+def structure_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
+    """Yield fields that do not exist, and strings where the API accepts only numbers or booleans."""
+    for each in mismatches(with_served_version(document)):
+        if not each.expected:
+            yield field_unknown(each)
+        elif each.expected != "str":
+            yield scalar_expected(each)
+
+
+def duplicate_names(document: dict[str, Any]) -> Iterator[SchemaProblem]:
+    """Yield containers that have the name of one before."""
+    kind = str(document.get("kind"))
+    root = (*(BY_KIND[kind].template if kind in BY_KIND else ()), "spec")
+    seen: set[str] = set()
+    for part in ("initContainers", "containers"):
+        containers = mapping_within(document, root).get(part)
+        for index, container in enumerate(containers if isinstance(containers, list) else ()):
+            name = container.get("name") if isinstance(container, dict) else None
+            if isinstance(name, str) and name in seen:
+                steps = (*root, part, index, "name")
+                yield SchemaProblem(container_duplicate(field_name(steps), name), steps)
+            elif isinstance(name, str):
+                seen.add(name)
 
 
 def mapping_within(document: dict[str, Any], steps: tuple[str, ...]) -> dict[str, Any]:
@@ -62,26 +96,13 @@ def mapping_within(document: dict[str, Any], steps: tuple[str, ...]) -> dict[str
     return value if isinstance(value, dict) else {}
 
 
-def non_strings(values: dict[str, Any], steps: Steps) -> Iterator[Unquoted]:
-    for key, value in values.items():
-        if isinstance(value, (bool, int, float)):
-            yield (*steps, key), value
-
-
-def non_string_variables(containers: Any, steps: Steps) -> Iterator[Unquoted]:  # noqa: ANN401 - any YAML value
-    """Find environment variables whose name or value is not a string: YAML reads ON as a boolean."""
-    for index, container in enumerate(containers if isinstance(containers, list) else ()):
-        variables = container.get("env") if isinstance(container, dict) else None
-        for number, variable in enumerate(variables if isinstance(variables, list) else ()):
-            for field in ("name", "value"):
-                value = variable.get(field) if isinstance(variable, dict) else None
-                if isinstance(value, (bool, int, float)):
-                    yield (*steps, index, "env", number, field), value
-
-
 def field_name(steps: Steps) -> str:
-    """Return a path as messages write it: `spec.containers[0].env`."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+    """Return a path as messages write it: `spec.containers[0].env`, `metadata.labels[a.b/c]`."""
+    # Keys of labels, annotations and resources are not part of the API, and may contain dots.
+    path = ""
+    for before, step in zip(("", *steps), steps, strict=False):
+        path += f"[{step}]" if isinstance(step, int) or before in FREE_MAPS else f".{step}"
+    return path.removeprefix(".")
 
 
 def as_string(value: Any) -> str:  # noqa: ANN401
@@ -89,18 +110,41 @@ def as_string(value: Any) -> str:  # noqa: ANN401
 
 
 def string_expected(steps: Steps, value: Any, source: str | None) -> SchemaProblem:  # noqa: ANN401
-    # Keys of annotations, labels and nodeSelector may contain dots; the fields of a variable do not.
-    field = field_name(steps) if steps[-3:-2] == ("env",) else f"{field_name(steps[:-1])}[{steps[-1]}]"
     text, kind = printable(source or as_string(value)), as_string(value) if isinstance(value, bool) else "a number"
     reason = Reason(
         code=Code.TEXT_EXPECTED,
-        field=field,
+        field=field_name(steps),
         value=text,
         message=f"YAML reads this as {kind}, and the API server accepts only a string here",
         # Quotes around the value that YAML read would rename ON to true.
         remedy=f'write it in quotes: "{text}"' if source else "write the original text in quotes",
     )
     return SchemaProblem(reason, steps)
+
+
+def field_unknown(mismatch: Mismatch) -> SchemaProblem:
+    field = field_name(mismatch.steps)
+    similar = get_close_matches(str(mismatch.steps[-1])[:MAX_COMPARED], mismatch.known, 1)
+    reason = Reason(
+        code=Code.OBJECT_INVALID,
+        field=printable(field),
+        value="",
+        message="the API has no such field, and kubectl rejects it",
+        remedy=f"write {similar[0]}" if similar else f"remove it; the fields are {', '.join(sorted(mismatch.known))}",
+    )
+    return SchemaProblem(reason, mismatch.steps)
+
+
+def scalar_expected(mismatch: Mismatch) -> SchemaProblem:
+    expected = "a whole number" if mismatch.expected == "int" else "true or false"
+    reason = Reason(
+        code=Code.OBJECT_INVALID,
+        field=field_name(mismatch.steps),
+        value=printable(as_string(mismatch.value)),
+        message=f"the API server accepts only {expected} here",
+        remedy=f"write {expected} without quotes",
+    )
+    return SchemaProblem(reason, mismatch.steps)
 
 
 def version_removed(version: str, kind: str) -> SchemaProblem:
@@ -137,6 +181,8 @@ def repaired_document(document: dict[str, Any], sources: Mapping[Steps, str] | N
         parent: Any = repaired
         for step in outer:
             parent = parent[step]
+        if problem.reason.code in UNREPAIRABLE:
+            continue
         if problem.reason.code is Code.TEXT_EXPECTED:
             parent[last] = sources.get(problem.steps) or as_string(parent[last])
         elif problem.steps == ("apiVersion",):

@@ -24,6 +24,7 @@ class Code(StrEnum):
     LIMIT_MISSING = "LimitMissing"
     VOCABULARIES_MIXED = "VocabulariesMixed"
     TOO_MANY_CONTAINERS = "TooManyContainers"
+    CONTAINER_DUPLICATE = "ContainerDuplicate"
     CONTAINER_UNKNOWN = "ContainerUnknown"
     CORE_LIMIT_INVALID = "CoreLimitInvalid"
     MODEL_INVALID = "ModelInvalid"

@@ -136,6 +136,8 @@ def parse_request(spec: PodSpec, annotations: Mapping[str, str], scheme: Scheme)
             requests.append(request)
     if len(requests) > MAX_GPU_CONTAINERS:
         reasons.append(too_many_containers(len(requests)))
+    if requests:
+        reasons += duplicate_containers(spec)
     return ParsedRequest(PodRequest(tuple(requests)), tuple(reasons))
 
 
@@ -146,6 +148,30 @@ def too_many_containers(count: int) -> Reason:
         value=str(count),
         message=f"at most {MAX_GPU_CONTAINERS} containers of a pod may request GPUs",
         remedy="divide them among several pods",
+    )
+
+
+def duplicate_containers(spec: PodSpec) -> list[Reason]:
+    """Refuse containers with the name of another: shares are stored by name.
+
+    The API server refuses them too, but only after it has applied the patch of the mutating webhook.
+    """
+    seen: set[str] = set()
+    reasons: list[Reason] = []
+    for path, _, container in iter_containers(spec):
+        if container.name in seen:
+            reasons.append(container_duplicate(f"{path}.name", container.name))
+        seen.add(container.name)
+    return reasons
+
+
+def container_duplicate(field: str, name: str) -> Reason:
+    return Reason(
+        code=Code.CONTAINER_DUPLICATE,
+        field=field,
+        value=printable(name),
+        message="another container of the pod has this name",
+        remedy="rename one of them",
     )
 
 

@@ -7,7 +7,7 @@ into a different quota. Quotas are written by users, so no text may crash the pr
 import re
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -30,6 +30,7 @@ TAG_PREFIX = "tag:yaml.org,2002:"
 # PyYAML's words for the end of the text, and ours.
 END_OF_TEXT = {"'<stream end>'": "the end of the file", "end of stream": "end of the file"}
 MERGE, INT = f"{TAG_PREFIX}merge", f"{TAG_PREFIX}int"
+FLOAT, TIMESTAMP, BOOL = f"{TAG_PREFIX}float", f"{TAG_PREFIX}timestamp", f"{TAG_PREFIX}bool"
 
 
 class DocumentError(ValueError):
@@ -42,6 +43,9 @@ def error_at(node: yaml.Node, message: str) -> DocumentError:
 
 class StrictConstructor(yaml.constructor.SafeConstructor):
     """PyYAML's safe constructor without duplicate keys, keys that are not strings, and overlong integers."""
+
+    # Booleans to Kubernetes, beside those that PyYAML knows.
+    bool_values: ClassVar = {**yaml.constructor.SafeConstructor.bool_values, "y": True, "n": False}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         seen: set[str] = set()
@@ -63,6 +67,13 @@ class StrictConstructor(yaml.constructor.SafeConstructor):
             raise error_at(node, f"the number has {length} characters; the maximum is {MAX_NUMBER_LENGTH}")
         return int(self.construct_yaml_int(node))
 
+    def construct_number(self, node: yaml.ScalarNode) -> Any:  # noqa: ANN401
+        """Read a number; one in base 60, such as 1:30, is text to Kubernetes."""
+        text = str(self.construct_scalar(node))
+        if ":" in text:
+            return text
+        return self.construct_int(node) if node.tag == INT else self.construct_yaml_float(node)
+
     def reject_tag(self, node: yaml.Node) -> None:
         tag = node.tag
         short = f"!!{tag.removeprefix(TAG_PREFIX)}" if tag.startswith(TAG_PREFIX) else tag
@@ -70,13 +81,19 @@ class StrictConstructor(yaml.constructor.SafeConstructor):
 
 
 # By name, so that subclasses can override the method: PyYAML calls the registered function, not a method.
-StrictConstructor.add_constructor(INT, lambda loader, node: loader.construct_int(node))  # type: ignore[union-attr]
+StrictConstructor.add_constructor(INT, lambda loader, node: loader.construct_number(node))  # type: ignore[union-attr]
+StrictConstructor.add_constructor(FLOAT, lambda loader, node: loader.construct_number(node))  # type: ignore[union-attr]
+# Dates are text to Kubernetes, and JSON has none.
+StrictConstructor.add_constructor(TIMESTAMP, StrictConstructor.construct_scalar)  # type: ignore[type-var]
 # PyYAML calls the constructor of None for a tag without a constructor.
 StrictConstructor.add_constructor(None, StrictConstructor.reject_tag)  # type: ignore[type-var]
 
 
 class DecimalConstructor(StrictConstructor):
     """Accepts decimal integers only: YAML reads 0400 as octal and 1:30 as base 60, which no quota intends."""
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:  # noqa: ANN401
+        return self.construct_int(node) if node.tag == INT else self.construct_yaml_float(node)
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
         text = self.construct_scalar(node)
@@ -100,12 +117,16 @@ class StrictLoader(StrictConstructor, yaml.SafeLoader):
             raise error_at(node, f"{value} is not a valid {node.tag.removeprefix(TAG_PREFIX)}") from None
 
 
-class DecimalStrictLoader(DecimalConstructor, StrictLoader):
-    pass
-
-
 class FastLoader(StrictConstructor, yaml.CSafeLoader):
     """The loader in C, many times faster: it decides what is valid."""
+
+
+for each in (StrictLoader, FastLoader):
+    each.add_implicit_resolver(BOOL, re.compile("^[yYnN]$"), list("yYnN"))
+
+
+class DecimalStrictLoader(DecimalConstructor, StrictLoader):
+    pass
 
 
 class DecimalFastLoader(DecimalConstructor, FastLoader):

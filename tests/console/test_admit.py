@@ -422,3 +422,81 @@ def test_a_repair_changes_nothing_else_or_is_not_made(tmp_path: Path, text: str)
     for document in yaml.safe_load_all(after):
         if document["kind"] == "Deployment" and after != text:
             assert document["spec"]["selector"]["matchLabels"] == document["spec"]["template"]["metadata"]["labels"]
+
+
+MANIFEST = """\
+apiVersion: v1
+kind: Pod
+metadata: {{name: p{metadata}}}
+spec:{spec}
+  containers:
+  - name: c
+    image: i{container}
+    resources: {{limits: {{inspur.com/vcuda-core: {core}, inspur.com/vcuda-memory: 30}}}}
+"""
+REJECTED_BY_THE_API: dict[str, tuple[dict[str, str], str]] = {
+    "a number among the arguments": (
+        {"container": "\n    command: [sleep, 1000]"},
+        "8: spec.containers[0].command[1]: '1000': YAML reads this as a number",
+    ),
+    "an unknown field": (
+        {"container": "\n    imagePullPolcy: Always"},
+        "8: spec.containers[0].imagePullPolcy: the API has no such field, and kubectl rejects it; write imagePull",
+    ),
+    "an unknown field in metadata": (
+        {"metadata": ", lables: {a: b}"},
+        "3: metadata.lables: the API has no such field, and kubectl rejects it; write labels",
+    ),
+    "text instead of a number": (
+        {"spec": '\n  terminationGracePeriodSeconds: "30"'},
+        "5: spec.terminationGracePeriodSeconds: '30': the API server accepts only a whole number here",
+    ),
+    "text instead of a boolean": (
+        {"container": '\n    stdin: "true"'},
+        "8: spec.containers[0].stdin: 'true': the API server accepts only true or false here",
+    ),
+    "a short boolean": (
+        {"container": "\n    env: [{name: A, value: y}]"},
+        "8: spec.containers[0].env[0].value: 'y': YAML reads this as true",
+    ),
+    "cores in base 60": (
+        {"core": "1:30"},
+        "8: spec.containers[0].resources.limits[inspur.com/vcuda-core]: '1:30': not a",
+    ),
+    "two containers with one name": (
+        {"container": "\n  - name: c\n    image: i"},
+        "8: spec.containers[1].name: 'c': another container of the pod has this name; rename one of them",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "finding"), REJECTED_BY_THE_API.values(), ids=REJECTED_BY_THE_API.keys())
+def test_what_the_api_server_rejects_is_an_error_with_its_line(
+    tmp_path: Path, fields: dict[str, str], finding: str
+) -> None:
+    """Otherwise a file that passes the pipeline fails at `kubectl apply`."""
+    file = tmp_path / "pod.yaml"
+    file.write_text(MANIFEST.format(**{"metadata": "", "spec": "", "container": "", "core": "50", **fields}))
+    linted = run("lint", str(file))
+    assert linted.exit_code == 1
+    assert linted.output.startswith(f"{file}:{finding}")
+    assert len(linted.output.splitlines()) == 1
+    assert run("admit", str(file)).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "field", ["ports: [{containerPort: 80}]", "env: [{name: A, value: 2026-01-01}]", "args: [1:30]"]
+)
+def test_what_the_api_server_accepts_is_no_error(field: str) -> None:
+    """Dates and numbers in base 60 are text to Kubernetes."""
+    manifest = MANIFEST.format(metadata="", spec="\n  volumes: []", container=f"\n    {field}", core="50")
+    assert (linted := run("lint", "-", stdin=manifest)).exit_code == 0, linted.output
+
+
+def test_a_date_in_a_quota_is_an_error_with_its_place(tmp_path: Path) -> None:
+    """JSON has no dates, but quotas may come as bare YAML."""
+    quota = tmp_path / "quota.yaml"
+    quota.write_text("types:\n  A100: {cores: 2026-01-01}\n")
+    done = run("admit", "-", "--quota", str(quota), stdin=json.dumps(pod(gpu())))
+    assert done.exit_code == 2
+    assert "types.A100.cores: 2026-01-01: write a whole number of cores" in done.output

@@ -211,6 +211,7 @@ def test_codes_are_stable() -> None:
         "LimitMissing",
         "VocabulariesMixed",
         "ContainerUnknown",
+        "ContainerDuplicate",
         "TooManyContainers",
         "CoreLimitInvalid",
         "ModelInvalid",

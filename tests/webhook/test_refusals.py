@@ -20,6 +20,11 @@ INVALID: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "a fraction without memory": (pod(gpu(memory=None)), ["MemoryMissing"], f"add {MEMORY}"),
     "memory without cores": (pod(gpu(core=None)), ["CoreMissing"], f"add {CORE}"),
     "zero cores with memory": (pod(gpu(core="0")), ["CoreMissing"], f"add {CORE}"),
+    "two containers with one name": (
+        pod(gpu("c"), container("c")),
+        ["ContainerDuplicate"],
+        "rename one of them",
+    ),
     "two vocabularies": (
         pod(container(limits={CORE: "50", MEMORY: "1", "nano-gpu/gpu-percent": "50"})),
         ["VocabulariesMixed"],
