@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vcuda.names import ANCESTOR_ANNOTATIONS, API_GROUP, APP, APP_LABEL, WEBHOOK_CONFIGURATION
+from vcuda.predicates import MAX_PREDICATES
 from vcuda.workload_kinds import CRON_JOB_TEMPLATE, TEMPLATE, WORKLOAD_KINDS
 from webhook.admission_config import KUBE_SCHEDULER, AdmissionConfig
 from webhook.quota_policy import other_namespaces_selector, quota_expression, quota_policy_objects
@@ -171,7 +172,13 @@ def owned_annotations(config: AdmissionConfig) -> list[str]:
 
 def annotation_change_condition(config: AdmissionConfig) -> dict[str, str]:
     """Match updates of a pod's status that change an owned or a frozen annotation; a kubelet's never do."""
-    keys = cel_strings([*owned_annotations(config), *config.frozen_annotations])
+    # GPU pods too are matched by their annotations here: so by those of every container.
+    predicates = [
+        f"{names.domain}/{ANCESTOR_ANNOTATIONS[0]}{index}"
+        for names in config.scheme.all_names
+        for index in range(1, MAX_PREDICATES)
+    ]
+    keys = cel_strings([*owned_annotations(config), *predicates, *config.frozen_annotations])
     after, before = (field_or_default(f"{which}.metadata.annotations", "{}") for which in ("object", "oldObject"))
     value = "(k in {0} ? {0}[k] : '')"
     # Kubelets update status all the time: comparing the whole maps first is cheap, and false for nearly all of them.

@@ -293,13 +293,17 @@ def test_annotations_cannot_be_changed_through_the_status_subresource(governed: 
     namespace = governed.namespace()
     governed.create(pod(gpu()), namespace)
     patch = ["patch", "pod", "p", "-n", namespace, "--subresource=status", "--type=merge", "-p"]
-    for key in (NAMES.placement, NAMES.limits, NAMES.use_models):
+    predicates = (f"{NAMES.domain}/predicate-gpu-idx-1", "tencent.com/predicate-gpu-idx-63")
+    for key in (NAMES.placement, NAMES.limits, NAMES.use_models, *predicates):
         forged = json.dumps({"metadata": {"annotations": {key: "x"}}})
         assert "denied the request" in governed.real.kubectl(*patch, forged, check=False)
     before = call_count(governed.webhook)
     assert "patched" in governed.real.kubectl(
         *patch, '{"status": {"phase": "Running"}, "metadata": {"labels": {"a": "b"}}}'
     )
+    # The API server limits the cost of a condition: a pod with many annotations has to stay below that.
+    many = {f"a{index}": "x" * 20 for index in range(2500)}
+    assert "patched" in governed.real.kubectl(*patch, json.dumps({"metadata": {"annotations": many}}))
     assert call_count(governed.webhook) == before
 
 
