@@ -293,8 +293,8 @@ class ApiWatch(Generic[T]):
                 if line.type == "ERROR":
                     failure = decode_response(StatusFailure, line.object)
                     raise api_error(failure.code, failure.reason, failure.message)
-                # A bookmark's object has nothing but a resource version, which the same struct decodes.
-                yield Change(ChangeType(line.type), self._decode(line.object))
+                change = ChangeType(line.type)
+                yield Change(change, self._decode(bare(line.object) if change is ChangeType.BOOKMARK else line.object))
         except Unavailable:
             if not self._closed:
                 raise
@@ -308,6 +308,12 @@ class ApiWatch(Generic[T]):
         with suppress(OSError, ValueError):
             # A shutdown wakes the thread that reads from the socket; closing the socket would not.
             self._response.shutdown()
+
+
+def bare(bookmark: msgspec.Raw) -> msgspec.Raw:
+    """Reduce a bookmark to its resource version: its other fields are null where objects have lists."""
+    version = decode_response(Object, bookmark).metadata.resource_version
+    return msgspec.Raw(msgspec.json.encode({"metadata": {"resourceVersion": version}}))
 
 
 def decode_response(type_: type[Response], raw: bytes | msgspec.Raw) -> Response:

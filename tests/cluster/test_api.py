@@ -12,7 +12,8 @@ import pytest
 
 from cluster.api import ApiCluster, connect
 from cluster.errors import Expired
-from cluster.objects import CONFIG_MAPS
+from cluster.interface import ChangeType
+from cluster.objects import CONFIG_MAPS, DEPLOYMENTS
 from vcuda.decision import Unavailable
 
 RESPONSES = {
@@ -75,6 +76,25 @@ def test_an_unexpected_response_is_unavailable(other_server: ApiCluster) -> None
     assert "`" not in str(unavailable.value)
     with pytest.raises(Unavailable):
         other_server.list(CONFIG_MAPS)
+
+
+BOOKMARK = {
+    "type": "BOOKMARK",
+    "object": {
+        "kind": "Deployment",
+        "apiVersion": "apps/v1",
+        "metadata": {"resourceVersion": "4711", "creationTimestamp": None},
+        "spec": {"selector": None, "strategy": {}, "template": {"metadata": {}, "spec": {"containers": None}}},
+        "status": {},
+    },
+}
+
+
+def test_a_bookmark_is_read_although_its_other_fields_are_null(tmp_path: Path) -> None:
+    """An API server sends one a minute; an informer that cannot read it lists everything again."""
+    with FakeServer(lambda *_: (200, json.dumps(BOOKMARK).encode() + b"\n"), tmp_path) as cluster:
+        (change,) = cluster.watch(DEPLOYMENTS, "1")
+    assert (change.type, change.object.metadata.resource_version) == (ChangeType.BOOKMARK, "4711")
 
 
 def test_a_missing_kubeconfig_is_unavailable_and_the_message_says_how_to_name_one(tmp_path: Path) -> None:
