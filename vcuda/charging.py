@@ -148,9 +148,16 @@ def fit_charge(
 
 def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards: Mapping[str, int], wanted: int) -> int:
     """Return how many of `wanted` equal pods fit the quotas, over all models they may run on."""
+    return fill(usage, demand, options, cards, wanted)[0]
+
+
+def fill(
+    usage: QuotaUsage, demand: Demand, options: PodOptions, cards: Mapping[str, int], wanted: int
+) -> tuple[int, QuotaUsage]:
+    """Return how many of `wanted` equal pods fit the quotas, and the usage with those that do, if not all fit."""
     choices = candidates(usage.quotas, options, cards)
     if quota_requiring_model(usage.quotas, choices):
-        return 0
+        return 0, usage
     count = 0
     # The caller's usage must not change; sharing its sums is safe, because amounts are values.
     trial = QuotaUsage(usage.quotas)
@@ -161,10 +168,10 @@ def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards:
         _, amounts = charge_on(candidate, demand)
         fitting = trial.count_fitting(candidate.model, amounts)
         if fitting is None or count + fitting >= wanted:
-            return wanted
+            return wanted, usage
         count += fitting
         trial.reserve(candidate.model, amounts.times(fitting))
-    return count
+    return count, trial
 
 
 def quota_requiring_model(quotas: Iterable[Quota], choices: Sequence[Candidate]) -> Quota | None:

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from vcuda.catalogue import CardModel
-from vcuda.charging import PodDemand, count_fitting, fit_charge
+from vcuda.charging import PodDemand, fill, fit_charge
 from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED_ANNOTATION
 from vcuda.namespace_policy import NamespacePolicy
@@ -187,11 +187,15 @@ def template_warnings(
 
 def quota_warnings(planned: PlannedPods, usage: QuotaUsage) -> tuple[str, ...]:
     """Warn if the namespace's quota has no capacity for all of the pods now."""
-    fitting = count_fitting(usage, planned.demand, planned.options, planned.cards, planned.count)
+    fitting, filled = fill(usage, planned.demand, planned.options, planned.cards, planned.count)
     if not usage.quotas or fitting >= planned.count:
         return ()
     together = replace(planned.demand, count=planned.count)
     reasons = fit_charge(usage, together, planned.options, planned.cards).reasons
+    # All pods together may exceed more limits than the next one does: those are not what has to be raised first.
+    next_reasons = fit_charge(filled, planned.demand, planned.options, planned.cards).reasons
+    binding = {each.field for each in next_reasons}
+    reasons = tuple(each for each in reasons if each.field in binding) or reasons
     if planned.count == 1:
         fact = "the pod does not fit the namespace's quota now"
     elif not fitting:

@@ -240,6 +240,15 @@ def test_more_pods_than_fit_the_quota_cause_a_warning(make_caller: MakeCaller) -
     assert api.validate(fits, "UPDATE", does_not).warnings == []
 
 
+def test_the_warning_names_the_limit_that_keeps_the_next_pod_out(make_caller: MakeCaller) -> None:
+    """All pods together exceed the cores too, but more cores would not let one more pod in."""
+    api = make_caller(quotas=[parse_quota("types: {A100: {cores: 400, pods: 2}}", "team/quota")])
+    (warning,) = api.validate(workload(pod(gpu()), replicas=10)).warnings
+    assert warning.startswith(
+        "only 2 of 10 pods fit the namespace's quota now: team/quota: types.A100.pods: '10': asked 10 pod(s) of A100"
+    )
+
+
 def test_pods_that_no_quota_grants_cause_a_warning_with_quota_and_model(make_caller: MakeCaller) -> None:
     api = make_caller(quotas=[parse_quota("types: {A100: {cores: 200}}", "team/quota")])
     (warning,) = api.validate(workload(pod(gpu(), annotations={NAMES.use_models: "T4"}), replicas=5)).warnings
