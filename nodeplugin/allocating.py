@@ -7,7 +7,7 @@ on disk before the kubelet gets the response.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
 import structlog
@@ -22,6 +22,7 @@ from nodeplugin.checkpoint import ContainerAllocation, PodAllocation
 from nodeplugin.device_ids import CardDevices, Resource, offered_devices
 from nodeplugin.injection import Injector
 from nodeplugin.kubelet import Kubelet, ListedContainer
+from nodeplugin.lingering_pods import MAX_WAIT_S, PLACEMENT_WAIT_S, LingeringPods
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.refusal import RECREATE, AllocationRefused, cannot_create_files, disk_problem
@@ -43,11 +44,10 @@ from vcuda.placement_annotation import encode_placement
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.scheme import Scheme
 
-# A pod deleted without grace leaves the API server before its processes end. If cards are short, an allocation waits
-# for such processes: this long for the cards of the pod's placement, then up to MAX_WAIT_S for any cards.
-PLACEMENT_WAIT_S = 2.0
-MAX_WAIT_S = 10.0
+# How often an allocation that waits looks for the processes of lingering pods, which reads all of /proc.
 POLL_S = 0.05
+# How many lingering pods a refusal names.
+MAX_LINGERING_SHOWN = 3
 
 DeviceIds = dict[Resource, tuple[str, ...]]
 
@@ -76,9 +76,11 @@ class Allocator:
         injector: Injector,
         policy: PlacementStrategy = PlacementStrategy.BINPACK,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._allocations, self._scheme, self._node_cards, self._pods = allocations, scheme, node_cards, pods
-        self._injector, self._policy, self._clock = injector, policy, clock
+        self._injector, self._policy, self._clock, self._sleep = injector, policy, clock, sleep
+        self._lingering = LingeringPods(clock)
         self._attributor = CallAttributor(allocations, scheme.names, pods=pods, kubelet=kubelet)
         self._start_check = StartCheck(
             allocations, scheme.names, node_cards, pods=pods, kubelet=kubelet, injector=injector
@@ -206,30 +208,38 @@ class Allocator:
 
         InsufficientGpus if it does not fit, even after pods that have ended were released.
         """
+        pods = self._pods.cached_pods()
+        if self._allocations.is_incomplete and not self._pods.informer.synced:
+            # The running pods have to be known before a card is allocated, and these are what a previous plugin saved.
+            pods = self._pods.fetch_pods() or pods
         try:
-            return self._try_record(pod, container, ids, self._pods.cached_pods(), must_follow=True)
+            return self._try_record(pod, container, ids, pods, must_follow=True)
         except InsufficientGpus:
             pass
         # The cache may lag behind the scheduler, which saw a pod end and bound this one in its place.
         fresh = self._pods.fetch_pods()
-        started = self._clock()
         while True:
+            started = self._clock()
             dying = self._allocations.release_ended(fresh).dying
-            waited_s = self._clock() - started
-            must_follow = bool(dying) and waited_s < PLACEMENT_WAIT_S
+            pods = fresh or self._pods.cached_pods()
+            must_follow = self._could_follow(pod, without=self._lingering.worth_waiting_for(dying, PLACEMENT_WAIT_S))
             try:
-                return self._try_record(pod, container, ids, fresh or self._pods.cached_pods(), must_follow=must_follow)
-            except InsufficientGpus:
-                if not dying or waited_s > MAX_WAIT_S:
-                    raise
-            time.sleep(POLL_S)
+                return self._try_record(pod, container, ids, pods, must_follow=must_follow)
+            except InsufficientGpus as error:
+                may_fit = self._would_fit(pod, pods, without=self._lingering.worth_waiting_for(dying, MAX_WAIT_S))
+                if not must_follow and not may_fit:
+                    blocking = dying if self._would_fit(pod, pods, without=dying) else ()
+                    raise InsufficientGpus(f"{error}{self._describe_lingering(blocking)}") from None
+            self._sleep(POLL_S)
+            self._lingering.add_wait(dying, self._clock() - started)
 
     def _try_record(
         self, pod: BoundPod, container: str, ids: DeviceIds, pods: PodsByUid, *, must_follow: bool
     ) -> PodAllocation:
+        self._allocations.adopt(pods)
         # Under one lock from the decision to the checkpoint, or the same share could be allocated twice.
         with self._allocations.lock:
-            allocation = self._allocations.all().get(pod.uid) or self._place(pod, pods, must_follow=must_follow)
+            allocation = self._adopted_or_allocated(pod) or self._place(pod, pods, must_follow=must_follow)
             existing = allocation.containers.get(container)
             # A repeated call keeps the token: the container's folder may already be mounted.
             token = existing.token if existing else secrets.token_hex(8)
@@ -238,20 +248,25 @@ class Allocator:
             self._allocations.update(allocation)
             return allocation
 
+    def _adopted_or_allocated(self, pod: BoundPod) -> PodAllocation | None:
+        """Return the pod's allocation, if it has one; InsufficientGpus if it was adopted on cards that are not free."""
+        allocation = self._allocations.all().get(pod.uid)
+        # Adoption states what runs, and so checks nothing. A kubelet that lost its checkpoint allocates for such pods.
+        if allocation and not allocation.containers and not self._allocations.fits_beside_others(allocation):
+            raise InsufficientGpus("the GPUs on which it ran have been allocated to other pods")
+        return allocation
+
     def _place(self, pod: BoundPod, pods: PodsByUid, *, must_follow: bool) -> PodAllocation:
         """Choose cards for all containers of a pod; with `must_follow`, those of its placement or InsufficientGpus."""
-        unit_mib = self._scheme.unit_mib
-        problem = ""
-        if pod.placed is not None:
-            free = self._allocations.availability()
-            problem = placement_problem(pod.request, pod.placed, free, unit_mib=unit_mib, options=pod.options)
+        problem = self._placement_problem(pod) if pod.placed is not None else ""
         if problem and must_follow:
             raise InsufficientGpus(problem)
         if pod.placed is None or problem:
             placed, chosen_here = self._choose_cards(pod, pods, problem), True
         else:
             # Cards as placed; the amounts follow from the request, whatever the annotation says.
-            placed = slices_on_cards(pod.request, card_uuids(pod.placed), self._node_cards.gpus(), unit_mib)
+            gpus = self._node_cards.gpus()
+            placed = slices_on_cards(pod.request, card_uuids(pod.placed), gpus, self._scheme.unit_mib)
             chosen_here = False
         return PodAllocation(
             uid=pod.uid,
@@ -264,20 +279,45 @@ class Allocator:
 
     def _choose_cards(self, pod: BoundPod, pods: PodsByUid, problem: str) -> PlacedSlices:
         """Place a pod on this node; `problem` says why its own placement cannot be followed, if it has one."""
-        if problem:
-            self._log.warning("placement_not_followed", pod=pod.title, uid=pod.uid, error=problem)
+        if not problem:
+            return self._place_here(pod, pods)
         try:
-            return place_pod(
-                pod.request,
-                self._allocations.availability(self._promised(pod, pods)),
-                unit_mib=self._scheme.unit_mib,
-                options=pod.options,
-                ranking=ranking_for(self._policy, RankingContext(unit_mib=self._scheme.unit_mib, seed=pod.uid)),
-            )
+            placed = self._place_here(pod, pods)
         except InsufficientGpus as error:
-            if not problem:
-                raise
             raise InsufficientGpus(f"its placement cannot be followed ({problem}), and {error}") from None
+        self._log.warning("placement_not_followed", pod=pod.title, uid=pod.uid, error=problem)
+        return placed
+
+    def _place_here(self, pod: BoundPod, pods: PodsByUid, *, without: Collection[str] = ()) -> PlacedSlices:
+        return place_pod(
+            pod.request,
+            self._allocations.availability(self._promised(pod, pods), without=without),
+            unit_mib=self._scheme.unit_mib,
+            options=pod.options,
+            ranking=ranking_for(self._policy, RankingContext(unit_mib=self._scheme.unit_mib, seed=pod.uid)),
+        )
+
+    def _placement_problem(self, pod: BoundPod, *, without: Collection[str] = ()) -> str:
+        free, unit_mib = self._allocations.availability(without=without), self._scheme.unit_mib
+        return placement_problem(pod.request, pod.placed or {}, free, unit_mib=unit_mib, options=pod.options)
+
+    def _could_follow(self, pod: BoundPod, *, without: Collection[str]) -> bool:
+        """Whether a pod could have the cards of its placement as soon as the pods `without`, if any, are gone."""
+        return bool(without) and pod.placed is not None and not self._placement_problem(pod, without=without)
+
+    def _would_fit(self, pod: BoundPod, pods: PodsByUid, *, without: Collection[str]) -> bool:
+        """Whether a pod could be placed as soon as the pods `without`, if any, are gone."""
+        try:
+            return bool(without) and bool(self._place_here(pod, pods, without=without))
+        except InsufficientGpus:
+            return False
+
+    def _describe_lingering(self, uids: Collection[str]) -> str:
+        """Return which pods keep the cards that another one needs; empty for none."""
+        allocations = self._allocations.all()
+        titles = sorted(allocations[uid].title if allocations[uid].name else uid for uid in uids if uid in allocations)
+        shown = ", ".join(titles[:MAX_LINGERING_SHOWN]) + (", ..." if len(titles) > MAX_LINGERING_SHOWN else "")
+        return f"; deleted, but still running processes and so holding GPUs: {shown}" if titles else ""
 
     def _promised(self, pod: BoundPod, pods: PodsByUid) -> list[Mapping[str, GpuUsage]]:
         """Return the usage of other pods that are bound here with a placement and not allocated yet."""

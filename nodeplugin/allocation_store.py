@@ -1,7 +1,8 @@
 """The allocations of this node's GPUs: kept in memory, and in the allocation checkpoint on disk.
 
 A lost checkpoint is rebuilt from the Allocate responses in the kubelet's own checkpoint. An allocation is released when
-its pod has ended or is gone, not earlier. Running pods that gpu-manager started are adopted with the cards they have.
+its pod has ended or is gone, not earlier. Running pods that are in neither checkpoint are adopted with the cards that
+their annotations name.
 """
 
 import threading
@@ -12,6 +13,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nodeplugin.adopting import adopt_placement, adopt_predicates
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import (
     CHECKPOINT_FILE,
@@ -29,7 +31,7 @@ from nodeplugin.pods import BoundPod, NodePods, PodsByUid
 from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus, sum_usage
 from vcuda.injection_modes import InjectionMode
 from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
-from vcuda.placement import PlacedSlices, peak_usage, slices_on_cards
+from vcuda.placement import PlacedSlices, peak_usage
 from vcuda.placement_annotation import decode_placement
 from vcuda.scheme import Scheme
 
@@ -75,6 +77,8 @@ class AllocationStore:
         self._allocations: dict[str, PodAllocation] = {}
         # Why the last write failed; empty after a successful one. Shown by the readiness probe.
         self.write_error = ""
+        # Whether running pods may be missing here, because the checkpoint was lost.
+        self.is_incomplete = False
         # Pods that have been in the informer's cache: one of these is gone once the cache no longer has it. Any other
         # pod may just not have arrived there yet.
         self._seen: set[str] = set()
@@ -97,21 +101,32 @@ class AllocationStore:
         allocation = self._allocations.get(uid)
         return allocation.containers if allocation else ()
 
-    def availability(self, reserved: Iterable[Mapping[str, GpuUsage]] = ()) -> list[GpuAvailability]:
-        """Return what is free on each card, after subtracting `reserved` as well."""
-        usages = [allocation.usage for allocation in self._allocations.values()]
+    def availability(
+        self, reserved: Iterable[Mapping[str, GpuUsage]] = (), *, without: Collection[str] = ()
+    ) -> list[GpuAvailability]:
+        """Return what is free on each card beside `reserved`, and as if the pods `without` were gone."""
+        usages = [allocation.usage for uid, allocation in self._allocations.items() if uid not in without]
         return available_gpus(
             self._node_cards.gpus(),
             [*usages, *reserved],
             lambda gpu: self._node_cards.condition(gpu.uuid).unschedulable_reason,
         )
 
+    def fits_beside_others(self, allocation: PodAllocation) -> bool:
+        """Whether the cards of a pod that ran on them before have not been allocated to others since."""
+        # Cordons and faults do not matter to it.
+        free = {each.gpu.uuid: each for each in self.availability([allocation.usage], without={allocation.uid})}
+        cards = [free[uuid] for uuid in allocation.usage if uuid in free]
+        return all(each.free_cores >= 0 and each.free_memory_mib >= 0 for each in cards)
+
     def update(self, *allocations: PodAllocation, remove: Collection[str] = ()) -> None:
         """Put and remove allocations, on disk first; after a CheckpointWriteError nothing has changed."""
         with self.lock:
             updated = {uid: each for uid, each in self._allocations.items() if uid not in remove}
             updated |= {each.uid: each for each in allocations}
-            checkpoint = AllocationCheckpoint(updated, self._node_cards.cards(), self._boot_id, self._injector.mode)
+            checkpoint = AllocationCheckpoint(
+                updated, self._node_cards.cards(), self._boot_id, self._injector.mode, self.is_incomplete
+            )
             try:
                 write_checkpoint(self._file, checkpoint)
             except OSError as error:
@@ -127,8 +142,8 @@ class AllocationStore:
         except BadCheckpoint as error:
             # On a new node as well, where the kubelet's checkpoint has nothing to add.
             self._log.warning("checkpoint_not_loaded", error=str(error))
-            checkpoint = AllocationCheckpoint()
-        self._allocations = checkpoint.pods
+            checkpoint = AllocationCheckpoint(incomplete=True)
+        self._allocations, self.is_incomplete = checkpoint.pods, checkpoint.incomplete
         pods = self._pods.cached_pods()
         by_pod: dict[str, list[CheckpointedContainer]] = {}
         for each in self._kubelet.checkpointed():
@@ -163,10 +178,7 @@ class AllocationStore:
             rebuilt = self._rebuild(uid, entries, pod)
             if rebuilt is None or container not in rebuilt.containers:
                 return None
-            others = [each.usage for each in self._allocations.values() if each.uid != uid]
-            # Cordons and faults do not matter here: the container ran on these cards before.
-            gpus = available_gpus(self._node_cards.gpus(), [*others, rebuilt.usage])
-            if any(gpu.free_cores < 0 or gpu.free_memory_mib < 0 for gpu in gpus if gpu.gpu.uuid in rebuilt.usage):
+            if not self.fits_beside_others(rebuilt):
                 return None
             self.update(rebuilt)
         self.notify()
@@ -190,7 +202,9 @@ class AllocationStore:
                 placed |= decode_placement(response.annotations.get(RESPONSE_PLACEMENT, "")) or {}
         if not tokens or any(name not in placed for name in tokens):
             return None
-        allocation = self._allocations.get(uid) or PodAllocation(
+        # An adopted one without containers is from annotations: the kubelet's checkpoint is better evidence.
+        existing = self._allocations.get(uid) if self.allocated_containers(uid) else None
+        allocation = existing or PodAllocation(
             uid=uid,
             namespace=pod.metadata.namespace if pod else "",
             name=pod.metadata.name if pod else "",
@@ -202,7 +216,7 @@ class AllocationStore:
         return replace(allocation, containers=allocation.containers | rebuilt)
 
     def release_ended(self, fresh_pods: PodsByUid | None = None) -> "UnreleasedPods":
-        """Release the allocations of pods that have ended or are gone, and adopt running pods of gpu-manager.
+        """Release the allocations of pods that have ended or are gone, and adopt running pods that have none.
 
         `fresh_pods` is a list just read from the API server; without it the informer's cache is used. Returns the pods
         whose allocations are kept although the pods seem gone, so that the caller tries again.
@@ -223,8 +237,7 @@ class AllocationStore:
         # A force-deleted pod is gone from the API server while its processes still use the card.
         dying = self._running_pods(gone) if gone else set()
         ended = {uid for uid in allocations if uid in pods and pods[uid].has_ended} | (gone - dying)
-        adopted = self._adopt_pods(pods)
-        if ended or adopted:
+        if ended:
             with self.lock:
                 tokens = [
                     container.token
@@ -233,11 +246,13 @@ class AllocationStore:
                     for container in self._allocations[uid].containers.values()
                     if container.token  # adopted ones have none, and "" would be the folder of all containers
                 ]
-                self.update(*adopted, remove=ended)
+                self.update(remove=ended)
                 self._seen -= ended
             self._injector.remove(tokens)
-            self._log.info("allocations_released", pods=sorted(ended), adopted=[each.title for each in adopted])
+            self._log.info("allocations_released", pods=sorted(ended))
             self.notify()
+        self.adopt(pods)
+        self._note_complete(pods)
         return UnreleasedPods(dying, unknown)
 
     def remove_orphans(self) -> None:
@@ -248,39 +263,49 @@ class AllocationStore:
         used |= {each.response.annotations.get(RESPONSE_TOKEN, "") for each in self._kubelet.checkpointed()}
         self._injector.remove(existing - used)
 
-    def _adopt_pods(self, pods: PodsByUid) -> list[PodAllocation]:
-        """Build allocations for running pods of gpu-manager, under any domain, that have none here yet."""
-        candidates = [
-            pod
-            for pod in pods.values()
-            if pod.predicate_minors and not pod.has_ended and pod.uid not in self._allocations
-        ]
-        entries = self._kubelet.checkpointed() if candidates else []
-        # A pod with our response in the kubelet's checkpoint is ours, whatever its annotations say: rebuild, not adopt.
-        ours = {each.uid for each in entries if RESPONSE_TOKEN in each.response.annotations}
-        adopted = [self._adopt(pod, entries) for pod in candidates if pod.uid not in ours]
-        return [each for each in adopted if each is not None]
+    def adopt(self, pods: PodsByUid) -> None:
+        """Add allocations for running pods that have none here, so that their cards are not allocated again."""
+        with self.lock:
+            # One without containers is from annotations alone; cards that were not listed then may be listed now.
+            incomplete = [
+                pod
+                for pod in pods.values()
+                if not pod.has_ended and not self.allocated_containers(pod.uid)
+                if pod.predicate_minors or (self.is_incomplete and pod.placed and pod.has_started)
+            ]
+            if not incomplete:
+                return
+            entries = self._kubelet.checkpointed()
+            built = [self._adopt(pod, [each for each in entries if each.uid == pod.uid]) for pod in incomplete]
+            adopted = [each for each in built if each is not None and each != self._allocations.get(each.uid)]
+            if not adopted:
+                return
+            self.update(*adopted)
+        self._log.info("pods_adopted", pods=[each.title for each in adopted])
+        self.notify()
+
+    def _note_complete(self, pods: PodsByUid) -> None:
+        """After all pods were adopted: from now on, one that is not here has ended, even if a cache lags behind."""
+        if not self.is_incomplete:
+            return
+        # A pod's cards may be unknown because the driver has not listed them yet.
+        known = {card.uuid for card in self._node_cards.cards()}
+        placements = [pod.placed or {} for pod in pods.values() if pod.has_started and not pod.has_ended]
+        if known.issuperset(each.uuid for placed in placements for slices in placed.values() for each in slices):
+            self.is_incomplete = False
+            self.update()
 
     def _adopt(self, pod: BoundPod, entries: Sequence[CheckpointedContainer]) -> PodAllocation | None:
-        # gpu-manager recorded cards by minor number; it did not know MIG devices.
-        by_minor = {card.minor: card.uuid for card in self._node_cards.cards() if not card.is_mig}
-        cards = {
-            name: [by_minor[minor] for minor in minors if minor in by_minor]
-            for name, minors in pod.predicate_minors.items()
-        }
-        placed = slices_on_cards(pod.request, cards, self._node_cards.gpus(), self._scheme.unit_mib)
-        usage = peak_usage(pod.request, placed)
-        if not usage:
+        gpus, unit_mib = self._node_cards.gpus(), self._scheme.unit_mib
+        # A container of ours starts only with its response from the kubelet's checkpoint, so none is added here.
+        if self.is_incomplete and (adopted := adopt_placement(pod, gpus, unit_mib)):
+            return adopted
+        # A pod with our response in the kubelet's checkpoint is ours, whatever gpu-manager's annotations say.
+        if any(RESPONSE_TOKEN in each.response.annotations for each in entries):
             return None
-        ids = self._ids_by_container([each for each in entries if each.uid == pod.uid])
-        return PodAllocation(
-            uid=pod.uid,
-            namespace=pod.metadata.namespace,
-            name=pod.metadata.name,
-            placed=placed,
-            usage=usage,
-            containers={name: ContainerAllocation("", each) for name, each in ids.items()},
-        )
+        adopted = adopt_predicates(pod, self._node_cards.cards(), gpus, unit_mib)
+        ids = self._ids_by_container(entries)
+        return adopted and replace(adopted, containers={name: ContainerAllocation("", ids[name]) for name in ids})
 
     def _ids_by_container(self, entries: Iterable[CheckpointedContainer]) -> dict[str, dict[Resource, tuple[str, ...]]]:
         """Group the device IDs of one pod's entries by container and resource; other resources are skipped."""

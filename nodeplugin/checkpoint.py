@@ -61,13 +61,15 @@ class AllocationCheckpoint(Struct, frozen=True, rename="camel", omit_defaults=Tr
     """All allocations of this node, by pod UID.
 
     `cards` are those seen since the boot `boot_id`, so that one which disappears is reported as missing. `mode` is the
-    injection mode in use; it applies again if the container runtime's version cannot be read at the next start.
+    injection mode in use; it applies again if the container runtime's version cannot be read at the next start. A new
+    checkpoint is `incomplete` until it has been compared with all pods: running ones may be missing.
     """
 
     pods: dict[str, PodAllocation] = field(name="holds", default_factory=dict)
     cards: tuple[Card, ...] = ()
     boot_id: str = field(name="boot", default="")
     mode: InjectionMode | None = field(name="way", default=None)
+    incomplete: bool = False
 
 
 class CheckpointFile(Struct, frozen=True):

@@ -42,7 +42,8 @@ class BoundPod(Object, frozen=True, kw_only=True):
 
     `counts` is how many devices the kubelet will request for each container. `request_error` says why the pod can get
     no GPU: an invalid request that bypassed the webhook. `predicate_minors` are the minor numbers of the cards that
-    gpu-manager gave to each container.
+    gpu-manager gave to each container. `has_started` is set once a container was created, which the kubelet does only
+    after it has allocated for all of them.
     """
 
     request: PodRequest = PodRequest()
@@ -54,6 +55,7 @@ class BoundPod(Object, frozen=True, kw_only=True):
     predicate_minors: dict[str, tuple[int, ...]] = field(name="predicates", default_factory=dict)
     # Container names by the runtime's container ID.
     container_ids: dict[str, str] = field(default_factory=dict)
+    has_started: bool = False
     has_ended: bool = False
     created: str = ""
 
@@ -86,6 +88,7 @@ def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     ]
     metadata = pod.metadata
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+    container_ids = {each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id}
     return BoundPod(
         metadata=metadata.identity(),
         request=request,
@@ -96,7 +99,8 @@ def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
         limits=dict(limits.containers) if limits else {},
         # gpu-manager's scheduler writes them before the pod runs; until then they are only a plan.
         predicate_minors=predicate_minors(pod.spec, annotations, scheme) if pod.status.phase == RUNNING else {},
-        container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses if each.container_id},
+        container_ids=container_ids,
+        has_started=bool(container_ids) or pod.status.phase == RUNNING,
         has_ended=pod.status.has_ended,
         created=metadata.creation_timestamp or "",
     )

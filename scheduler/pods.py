@@ -180,12 +180,6 @@ def usage_on(
 ) -> dict[str, GpuUsage]:
     """Return what a pod holds of the GPUs that its containers were given, as far as the node has them.
 
-    One that has vanished must not set free the others of the pod. Only the GPUs are taken from an annotation: with
-    amounts below zero it would free what others hold.
+    Only the GPUs are taken from an annotation: with amounts below zero it would free what others hold.
     """
-    known = {gpu.uuid for gpu in gpus}
-    present = {
-        each.name: [uuid for uuid in uuids.get(each.name, ())[: max(1, each.share.whole_cards)] if uuid in known]
-        for each in request.containers
-    }
-    return peak_usage(request, slices_on_cards(request, present, gpus, unit_mib))
+    return peak_usage(request, slices_on_cards(request, uuids, gpus, unit_mib))

@@ -363,10 +363,19 @@ def container_problem(
 def slices_on_cards(
     request: PodRequest, cards: Mapping[str, Sequence[str]], gpus: Iterable[Gpu], unit_mib: int
 ) -> PlacedSlices:
-    """Return what each container takes of the given GPUs (UUIDs by container name), as its request says."""
+    """Return what each container takes of the given GPUs (UUIDs by container name), as its request says.
+
+    GPUs that the node does not have are left out, and those beyond the number that a container requests: what a pod
+    holds of the others still counts.
+    """
     # Slices depend on the size of the GPUs alone, not on what is free of them.
     trial = TrialPlacement(available_gpus(gpus, ()), request, unit_mib)
-    return {each.name: trial.slices(each, cards.get(each.name, ())) for each in request.containers}
+    return {
+        each.name: trial.slices(
+            each, [uuid for uuid in cards.get(each.name, ())[: max(1, each.share.whole_cards)] if uuid in trial.gpus]
+        )
+        for each in request.containers
+    }
 
 
 def card_uuids(placed: Mapping[str, Sequence[GpuSlice]]) -> dict[str, list[str]]:

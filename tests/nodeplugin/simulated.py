@@ -51,15 +51,19 @@ def pod(
     annotations: Mapping[str, str] | None = None,
     phase: str = "Pending",
     uid: str = "",
+    created: Sequence[str] = (),
 ) -> Pod:
-    """A pod bound to the node."""
+    """A pod bound to the node; of the containers `created`, the runtime knows the ID."""
     all_annotations = dict(annotations or {})
     if placed is not None:
         all_annotations[NAMES.placement] = encode_placement(placed)
     raw = {
         "metadata": {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": all_annotations},
         "spec": {"containers": list(containers), "initContainers": list(inits), "nodeName": "node-1"},
-        "status": {"phase": phase},
+        "status": {
+            "phase": phase,
+            "initContainerStatuses": [{"name": each, "containerID": f"containerd://{each}"} for each in created],
+        },
     }
     return msgspec.convert(raw, Pod)
 
@@ -115,6 +119,7 @@ class SimulatedKubelet:
         self.active: dict[str, Pod] = {}
         self.has_get = True
         self.has_list = True
+        self.is_checkpoint_readable = True
         self.is_allocating = False
         # The container being allocated: the checkpoint is written when both its resources are.
         self._uncheckpointed: tuple[str, str] | None = None
@@ -140,6 +145,8 @@ class SimulatedKubelet:
         return [listed for each in pods for listed in self._listed_containers(each)]
 
     def checkpointed(self) -> list[CheckpointedContainer]:
+        if not self.is_checkpoint_readable:
+            return []
         return [
             CheckpointedContainer(uid, name, resource, ids, response.SerializeToString())
             for (uid, name, resource), (ids, response) in self.devices.items()
@@ -147,6 +154,8 @@ class SimulatedKubelet:
         ]
 
     def checkpointed_containers(self, uid: str) -> set[str] | None:
+        if not self.is_checkpoint_readable:
+            return None
         return {each.container for each in self.checkpointed() if each.uid == uid}
 
     def _listed_containers(self, each: Pod) -> list[ListedContainer]:
@@ -294,7 +303,9 @@ class Machine:
         self.node_cards.update(cards or [card(index) for index in range(4)])
         self.pods, self.injector, self.kubelet = SimulatedPods(), RecordingInjector(), SimulatedKubelet(seed)
         self.running: set[str] = set()
-        self.now = 0.0
+        self.now = self.slept_s = 0.0
+        # Called after each sleep of the plugin.
+        self.on_sleep: Callable[[], None] = lambda: None
         self.start()
 
     def start(self) -> None:
@@ -319,9 +330,16 @@ class Machine:
             injector=injector,
             policy=self._policy,
             clock=lambda: self.now,
+            sleep=self._sleep,
         )
         self.kubelet.allocator = self.allocator
         self.allocations.recover()
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept_s += seconds
+        assert self.slept_s < 600, "an allocation waits without end"
+        self.on_sleep()
 
     def unwritten_placements(self) -> list[str]:
         """Return the names of pods that the node placed itself and whose annotation says otherwise."""
