@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from cluster.errors import ApiError
 from cluster.interface import Cluster
@@ -20,20 +21,28 @@ from cluster.objects import (
     TokenReview,
     TokenReviewSpec,
 )
+from vcuda.decision import Unavailable
 
 BEARER = "Bearer "
 MAX_CACHED = 256
 # A revoked right is honoured for two minutes at most. A right that was just granted should work soon.
 ALLOWED_S, FAILED_S = 120.0, 5.0
+# How many refusals a client may have at once, and then again with time.
+REFUSALS, REFUSALS_PER_S = 10, 1.0
+# How many reviews may be in progress, and how long others wait for them.
+MAX_REVIEWS, REVIEW_WAIT_S = 4, 1.0
 
 # HTTP status and message.
 AuthorizationFailure = tuple[int, str]
+NO_TOKEN: AuthorizationFailure = 401, "send a bearer token: Authorization: Bearer ..."
+
+T = TypeVar("T")
 
 
 def authorization_failure(cluster: Cluster, authorization: str, path: str) -> AuthorizationFailure | None:
     """Return why the sender of an Authorization header may not get a path; None if that is allowed."""
     if not authorization.startswith(BEARER):
-        return 401, "send a bearer token: Authorization: Bearer ..."
+        return NO_TOKEN
     try:
         review = TokenReview(spec=TokenReviewSpec(authorization.removeprefix(BEARER).strip()))
         token = cluster.create(TOKEN_REVIEWS, review).status
@@ -50,26 +59,75 @@ def authorization_failure(cluster: Cluster, authorization: str, path: str) -> Au
 
 
 class CachedAuthorizer:
-    """Caches decisions: Prometheus scrapes every node every few seconds, with the same token. Thread-safe."""
+    """Caches decisions: Prometheus scrapes every node every few seconds, with the same token. Thread-safe.
+
+    A decision costs the API server two reviews. So after REFUSALS a client gets no more tokens reviewed than
+    REFUSALS_PER_S, and few reviews run at once.
+    """
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._clock = cluster, clock
-        # Guards the cache; the API server is asked outside of it.
+        # Guards the three caches; the API server is asked outside of it. Refusals are apart from the rest: a flood of
+        # bad tokens must not displace the good ones.
         self._lock = threading.Lock()
-        self._decisions: OrderedDict[str, tuple[float, AuthorizationFailure | None]] = OrderedDict()
+        self._allowed: BoundedCache[None] = BoundedCache(ALLOWED_S)
+        self._refused: BoundedCache[AuthorizationFailure] = BoundedCache(FAILED_S)
+        # How many more refusals a client may have, by its address.
+        self._refusals_left: BoundedCache[float] = BoundedCache(REFUSALS / REFUSALS_PER_S)
+        self._reviews = threading.BoundedSemaphore(MAX_REVIEWS)
 
-    def failure(self, authorization: str, path: str) -> AuthorizationFailure | None:
-        """Return why the sender of an Authorization header may not get a path; None if that is allowed."""
+    def failure(self, authorization: str, path: str, peer: str = "") -> AuthorizationFailure | None:
+        """Return why the sender of an Authorization header may not get a path; None if that is allowed.
+
+        `peer` is the address of the client; without it, its refusals are not counted. Raises Unavailable if the API
+        server does not answer, or if too many reviews are in progress.
+        """
+        if not authorization.startswith(BEARER):
+            return NO_TOKEN
         # Hashed, so that no token stays in memory.
         key = hashlib.sha256(f"{path}\0{authorization}".encode()).hexdigest()
         with self._lock:
-            decided_at, failure = self._decisions.get(key, (-ALLOWED_S, None))
-            if self._clock() - decided_at < (FAILED_S if failure else ALLOWED_S):
-                return failure
-        failure = authorization_failure(self._cluster, authorization, path)
+            now = self._clock()
+            if self._allowed.get(key, now) is not None:
+                return None
+            if refused := self._refused.get(key, now):
+                return refused[1]
+            if peer and self._left(peer, now) < 1:
+                return 429, "too many tokens from this address were refused: try again in a second"
+        if not self._reviews.acquire(timeout=REVIEW_WAIT_S):
+            raise Unavailable("too many tokens are being reviewed")
+        try:
+            failure = authorization_failure(self._cluster, authorization, path)
+        finally:
+            self._reviews.release()
         with self._lock:
-            self._decisions[key] = self._clock(), failure
-            self._decisions.move_to_end(key)
-            if len(self._decisions) > MAX_CACHED:
-                self._decisions.popitem(last=False)
+            now = self._clock()
+            if failure is None:
+                self._allowed.put(key, None, now)
+            else:
+                self._refused.put(key, failure, now)
+                self._refusals_left.put(peer, self._left(peer, now) - 1, now)
         return failure
+
+    def _left(self, peer: str, now: float) -> float:
+        # One that is not cached any more has all of them again.
+        stored_at, left = self._refusals_left.get(peer, now) or (now, float(REFUSALS))
+        return min(REFUSALS, left + (now - stored_at) * REFUSALS_PER_S)
+
+
+class BoundedCache(Generic[T]):
+    """The latest MAX_CACHED values, for `keep_s` seconds each, with the time at which they were stored."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._entries: OrderedDict[str, tuple[float, T]] = OrderedDict()
+
+    def get(self, key: str, now: float) -> tuple[float, T] | None:
+        entry = self._entries.get(key)
+        return entry if entry is not None and now - entry[0] < self._keep_s else None
+
+    def put(self, key: str, value: T, now: float) -> None:
+        self._entries[key] = now, value
+        self._entries.move_to_end(key)
+        if len(self._entries) > MAX_CACHED:
+            self._entries.popitem(last=False)
