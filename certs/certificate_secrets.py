@@ -55,7 +55,7 @@ class CertificateSecrets:
 
     def read(self, now: datetime) -> StoredCertificates:
         """Read both secrets; a CA that is damaged or expired counts as missing."""
-        authority, leaf = self._find(CA_SECRET), self._find(LEAF_SECRET)
+        authority, leaf = self.find(CA_SECRET), self.find(LEAF_SECRET)
         state = CertificateState(
             current=authority_in(authority, CURRENT_CA, now),
             next=authority_in(authority, NEXT_CA, now),
@@ -77,7 +77,7 @@ class CertificateSecrets:
             self._put_authorities(before, state, clear_request=clear_request)
         if state.leaf != before.state.leaf:
             data = {TLS_CERTIFICATE: state.leaf.certificate, TLS_KEY: state.leaf.key}
-            self._put(before.leaf, LEAF_SECRET, TLS_SECRET_TYPE, data)
+            self.put(before.leaf, LEAF_SECRET, TLS_SECRET_TYPE, data)
         if clear_request and not has_new_cas:
             self._put_authorities(before, state, clear_request=True)
 
@@ -87,7 +87,7 @@ class CertificateSecrets:
             if pair is not None:
                 data |= {f"{prefix}.crt": pair.certificate, f"{prefix}.key": pair.key}
         drop = ROTATE_ANNOTATION if clear_request else ""
-        self._put(before.authority, CA_SECRET, "Opaque", data, drop_annotation=drop)
+        self.put(before.authority, CA_SECRET, "Opaque", data, drop_annotation=drop)
 
     def request_rotation(self, target: RotationTarget) -> None:
         """Annotate the CA's secret; NotFound if the controller has not created it yet."""
@@ -95,13 +95,13 @@ class CertificateSecrets:
             SECRETS, CA_SECRET, self._namespace, {"metadata": {"annotations": {ROTATE_ANNOTATION: target.value}}}
         )
 
-    def _find(self, name: str) -> Secret | None:
+    def find(self, name: str) -> Secret | None:
         try:
             return self._cluster.get(SECRETS, name, self._namespace)
         except NotFound:
             return None
 
-    def _put(
+    def put(
         self, old: Secret | None, name: str, type_: str, data: dict[str, bytes], *, drop_annotation: str = ""
     ) -> None:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items() if value}

@@ -44,6 +44,7 @@ from cluster.objects import (
     WebhookConfiguration,
     Workload,
 )
+from controller.monitor_certificate import reconcile_monitor_certificate
 from controller.webhook_configurations import (
     WEBHOOK_KINDS,
     FailurePolicy,
@@ -57,6 +58,7 @@ from vcuda.names import (
     COMPONENT_LABEL,
     CONTROLLER,
     LEAF_SECRET,
+    MONITOR_SECRET,
     SERVICE_NAME_LABEL,
     WEBHOOK,
     WEBHOOK_CONFIGURATION,
@@ -78,12 +80,13 @@ DIAL_TIMEOUT_S = 3.0
 class CertificateTerms(Struct, frozen=True):
     """Settings. `managed`: this controller issues the certificates, rather than cert-manager or the administrator.
 
-    `names` are the DNS names and addresses in the certificate. `settle_s` is how long a caBundle must be published
-    until all API servers are taken to know it.
+    `names` are the DNS names and addresses in the webhook's certificate, `monitor_names` those in the node plugins'.
+    `settle_s` is how long a caBundle must be published until all API servers are taken to know it.
     """
 
     names: tuple[str, ...]
     port: int
+    monitor_names: tuple[str, ...]
     managed: bool = True
     settle_s: float = 30.0
 
@@ -128,7 +131,7 @@ class CertificateController:
         self._last_obstacle = ""
         self.status = CertificateStatus()
         self._wake, self._stopping = threading.Event(), threading.Event()
-        secrets = (CA_SECRET, LEAF_SECRET) if terms.managed else ()
+        secrets = (CA_SECRET, LEAF_SECRET, MONITOR_SECRET) if terms.managed else ()
         self._informers: list[
             Informer[Secret] | Informer[WebhookConfiguration] | Informer[Workload] | Informer[Namespace]
         ] = [
@@ -213,7 +216,14 @@ class CertificateController:
                 break
             self._take_step(step, stored, request, observed)
         policy_step = self._reconcile_failure_policy()
+        # Last: what admission needs comes first.
+        self._reconcile_monitor_certificate()
         return Step.WAIT if Step.WAIT in (step.step, policy_step) else Step.REST
+
+    def _reconcile_monitor_certificate(self) -> None:
+        authorities = self._secrets.read(self._wall()).state
+        if why := reconcile_monitor_certificate(self._secrets, authorities, self._terms.monitor_names, self._wall()):
+            self._log.info("monitor_certificate_written", reason=why)
 
     def _rotation_request(self, stored: StoredCertificates) -> RotationRequest:
         if stored.requested and stored.requested not in [*RotationTarget]:

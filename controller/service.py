@@ -61,6 +61,7 @@ class Service:
             CertificateTerms(
                 names=configuration.served_names(),
                 port=configuration.webhook.port,
+                monitor_names=configuration.monitor_names(),
                 managed=configuration.certificates.manage,
                 settle_s=configuration.certificates.settle_s,
             ),

@@ -1,40 +1,33 @@
 """The node's HTTP server on port 5678: `/metrics` (also as gpu-manager's `/metric`), `/usage`, and the probes.
 
-Probes and requests from loopback need no authentication. Other requests need a bearer token whose user may `get` the
-path (RBAC on `nonResourceURLs`), unless `monitor.open` is true.
+Probes and requests from loopback need no authentication. Other requests need TLS and a bearer token whose user may
+`get` the path (RBAC on `nonResourceURLs`), unless `monitor.open` is true.
 """
 
 import html
 import threading
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
-from wsgiref.types import StartResponse, WSGIEnvironment
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from werkzeug.serving import make_server
 
 from cluster.authorization import CachedAuthorizer
+from nodeplugin.http_server import TEXT, HttpServer, Request, Response
 from nodeplugin.metrics import isolation_of
+from nodeplugin.monitor_certificate import MonitorCertificate
 from nodeplugin.sampling import CardSample, ContainerSample, Sample
 from settings.configuration import MonitorSettings as Settings
-from settings.probes import TEXT, Check, QuietHandler
 from vcuda.decision import Unavailable
 from vcuda.isolation import Isolation
 from vcuda.vocabulary import CORES_PER_CARD
 
+# Returns the problems found; none means that the probe succeeds.
+Check = Callable[[], list[str]]
 JSON, HTML = "application/json", "text/html; charset=utf-8"
-STATUS = {
-    200: "200 OK",
-    401: "401 Unauthorized",
-    403: "403 Forbidden",
-    404: "404 Not Found",
-    503: "503 Service Unavailable",
-}
-# Status code, content type and body.
-Response = tuple[int, str, bytes]
 STYLE = (
     "body{font:14px/1.5 system-ui,sans-serif;margin:2rem;color:#222}"
     "h1{font-size:1.3rem}h2{font-size:1.05rem;margin-top:2rem}"
@@ -62,10 +55,9 @@ class MonitorServer:
         self._settings, self._node, self._registry = settings, node, registry
         self._sample, self._authorizer = sample, authorizer
         self._checks = {"/livez": live, "/healthz": live, "/readyz": ready}
-        self._server = make_server(
-            settings.address, settings.port, self._serve, threaded=True, request_handler=QuietHandler
-        )
-        self.port = self._server.server_port
+        certificate = MonitorCertificate(Path(settings.certificates))
+        self._server = HttpServer(settings.address, settings.port, self.respond, certificate.context)
+        self.port = self._server.port
         self._thread = threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True)
 
     def start(self) -> None:
@@ -75,41 +67,41 @@ class MonitorServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def _serve(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        status, content_type, body = self._respond(environ)
-        headers = [("Content-Type", content_type), ("Cache-Control", "no-store")]
-        if content_type == HTML:
-            # The page has no scripts: should a pod's name ever get through unescaped, it cannot run as one.
-            headers.append(("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"))
-        start(STATUS[status], headers)
-        return [body]
-
-    def _respond(self, environ: WSGIEnvironment) -> Response:
-        path = environ.get("PATH_INFO", "")
-        if path in self._checks:
-            # Before authorization: the kubelet's probes carry no token.
-            problems = self._checks[path]()
-            return 503 if problems else 200, TEXT, "".join(f"{line}\n" for line in problems or ["ok"]).encode()
-        path = {"/metric": "/metrics", "/": "/usage"}.get(path, path)
+    def respond(self, request: Request) -> Response:
+        if request.path in self._checks:
+            # Before authorization: the kubelet's probes carry no token, and do not speak TLS.
+            problems = self._checks[request.path]()
+            return plain_text(503 if problems else 200, "\n".join(problems or ["ok"]))
+        path = {"/metric": "/metrics", "/": "/usage"}.get(request.path, request.path)
         if path not in {"/metrics", "/usage"}:
-            return 404, TEXT, b"not found: the paths are /metrics, /usage, /livez and /readyz\n"
-        if refusal := self._authorize(environ, path):
-            return refusal[0], TEXT, f"{refusal[1]}\n".encode()
+            return plain_text(404, "not found: the paths are /metrics, /usage, /livez and /readyz")
+        if refusal := self._authorize(request, path):
+            return plain_text(*refusal)
         if path == "/metrics":
-            return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+            return Response(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
         sample = self._sample()
-        if "text/html" in environ.get("HTTP_ACCEPT", ""):
-            return 200, HTML, render_page(self._node, sample).encode()
-        return 200, JSON, msgspec.json.encode({"usage": usage_by_pod(sample), "cards": card_states(sample)})
+        if "text/html" in request.headers.get("accept", ""):
+            # The page has no scripts: should a pod's name ever get through unescaped, it cannot run as one.
+            policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+            return Response(200, HTML, render_page(self._node, sample).encode(), policy)
+        report = {"usage": usage_by_pod(sample), "cards": card_states(sample)}
+        return Response(200, JSON, msgspec.json.encode(report))
 
-    def _authorize(self, environ: WSGIEnvironment, path: str) -> tuple[int, str] | None:
+    def _authorize(self, request: Request, path: str) -> tuple[int, str] | None:
         """Return status and message of a refusal; None if the request is allowed."""
-        if self._settings.open or is_loopback(environ.get("REMOTE_ADDR", "")):
+        if self._settings.open or is_loopback(request.peer):
             return None
+        if not request.is_tls:
+            # Its token was sent in the clear; accepting it would hide that.
+            return 403, "use https: from other machines and pods, plain HTTP is served for probes only"
         try:
-            return self._authorizer.failure(environ.get("HTTP_AUTHORIZATION", ""), path)
+            return self._authorizer.failure(request.headers.get("authorization", ""), path, request.peer)
         except Unavailable as error:
             return 503, f"cannot verify the bearer token: {error}"
+
+
+def plain_text(status: int, text: str) -> Response:
+    return Response(status, TEXT, f"{text}\n".encode())
 
 
 def is_loopback(address: str) -> bool:

@@ -5,6 +5,7 @@ What cannot be read counts as not busy: a node without a monitor must not get fe
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -45,13 +46,17 @@ class LoadPoller:
         state: ClusterState,
         *,
         port: int,
+        server_name: str = "",
+        ca_file: Path | None = None,
         busy_percent: int,
         interval_s: float,
         is_active: Callable[[], bool],
         token_file: Path = TOKEN,
     ) -> None:
+        """`ca_file` has the CAs of the monitors' certificates, for `server_name`; without it, they speak plain HTTP."""
         self._state, self._port, self._busy_percent, self._interval_s = state, port, busy_percent, interval_s
         self._is_active, self._token_file = is_active, token_file
+        self._server_name, self._ca_file = server_name, ca_file
         # Reads that have begun: a node that answers byte by byte never times out by itself.
         self._reading: set[socket.socket] = set()
         self._stopping = threading.Event()
@@ -83,8 +88,14 @@ class LoadPoller:
     def poll(self, pool: ThreadPoolExecutor) -> None:
         """Read all nodes once."""
         token = self._token_file.read_text().strip() if self._token_file.exists() else ""
+        try:
+            # With the CAs as they are now: the kubelet replaces the file when they change.
+            tls = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None
+        except OSError as error:
+            self._log.warning("load_not_read", error=f"{self._ca_file}: {error.strerror or error}")
+            return
         addresses = self._state.addresses()
-        reads = {name: pool.submit(self._busy_gpus, address, token) for name, address in addresses.items()}
+        reads = {name: pool.submit(self._busy_gpus, address, token, tls) for name, address in addresses.items()}
         # As long as all of them may take one after another.
         wait(reads.values(), timeout=TIMEOUT_S * (1 + len(reads) // CLIENTS))
         self._abort()
@@ -102,7 +113,7 @@ class LoadPoller:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def _busy_gpus(self, address: str, token: str) -> frozenset[str] | None:
+    def _busy_gpus(self, address: str, token: str, tls: ssl.SSLContext | None) -> frozenset[str] | None:
         """Return the GPUs of a node that are busy; None if the node does not say."""
         if self._stopping.is_set():
             return None
@@ -110,9 +121,11 @@ class LoadPoller:
         reading: socket.socket | None = None
         try:
             connection.connect()
-            # The connection forgets it if the node closes it after its answer.
-            reading = connection.sock
+            # A duplicate: the connection forgets its own if the node closes it after its answer, and TLS replaces it.
+            reading = connection.sock.dup()
             self._reading.add(reading)
+            if tls is not None:
+                connection.sock = tls.wrap_socket(connection.sock, server_hostname=self._server_name)
             connection.request("GET", "/usage", headers={"Authorization": f"Bearer {token}"} if token else {})
             response = connection.getresponse()
             body = response.read(MAX_BYTES)
@@ -124,6 +137,7 @@ class LoadPoller:
         finally:
             if reading is not None:
                 self._reading.discard(reading)
+                reading.close()
             connection.close()
         return frozenset(
             card.uuid for card in usage.cards if card.utilization is not None and card.utilization >= self._busy_percent

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -57,7 +58,7 @@ from settings.configuration import Configuration, SchedulerSettings
 from settings.probes import TEXT, Probes
 from vcuda.decision import BadRequest, Unavailable
 from vcuda.learning import WorkloadLearner
-from vcuda.names import SCHEDULER, names_for
+from vcuda.names import SCHEDULER, TRUSTED_CAS, names_for
 from vcuda.scheme import build_scheme
 
 # Under the prefix of kube-scheduler's configuration; `predicates` and `priorities` are the names of the Policy file.
@@ -174,6 +175,8 @@ class Service:
         return LoadPoller(
             self.state,
             port=configuration.monitor.port,
+            server_name=configuration.monitor_names()[0],
+            ca_file=None if configuration.monitor.open else Path(configuration.monitor.certificates) / TRUSTED_CAS,
             busy_percent=settings.busy_percent,
             interval_s=settings.load_interval_s,
             is_active=self.is_active,

@@ -71,8 +71,9 @@ nodePlugin:
     ignoredXids: [13, 31, 43, 45, 68, 109]  # errors of applications, not of cards
 monitor:
   address: 0.0.0.0          # address to listen on
-  port: 5678                # HTTP: /metrics, /metric, /usage, /livez, /readyz
-  open: false               # true: answer every client; false: only on loopback, or with an authorized bearer token
+  port: 5678                # HTTP and HTTPS: /metrics, /metric, /usage, /livez, /readyz
+  certificates: /etc/quotient/monitor-tls  # folder of tls.crt and tls.key; the scheduler reads ca.crt there
+  open: false               # true: answer every client; false: on loopback, or by HTTPS with an authorized bearer token
 cluster:
   kubeconfig: ""            # empty: the pod's service account, or the user's kubeconfig
   context: ""               # empty: the kubeconfig's current context
@@ -92,7 +93,15 @@ from msgspec import Meta, Struct
 
 from vcuda.injection_modes import InjectionSetting
 from vcuda.memory_units import DEFAULT_UNIT_MIB
-from vcuda.names import DEFAULT_DOMAIN, DEFAULT_SYSTEM_NAMESPACE, DNS_LABEL, SCHEDULER, WEBHOOK, names_for
+from vcuda.names import (
+    DEFAULT_DOMAIN,
+    DEFAULT_SYSTEM_NAMESPACE,
+    DNS_LABEL,
+    MONITOR_SERVICE,
+    SCHEDULER,
+    WEBHOOK,
+    names_for,
+)
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
@@ -198,10 +207,11 @@ class NodePluginSettings(Struct, frozen=True, rename="camel", forbid_unknown_fie
 
 
 class MonitorSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """The node plugin's HTTP endpoint."""
+    """The node plugin's HTTP endpoint. `certificates` is a folder; without files, TLS is not served."""
 
     address: str = "0.0.0.0"  # noqa: S104 - Prometheus comes from elsewhere
     port: Port = 5678
+    certificates: str = "/etc/quotient/monitor-tls"
     open: bool = False
 
 
@@ -244,6 +254,11 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
         # The API server calls `<service>.<namespace>.svc`; other clients may use the full name.
         service = f"{WEBHOOK}.{self.system_namespace}.svc"
         return (*filter(None, (self.webhook.server_name,)), service, f"{service}.cluster.local")
+
+    def monitor_names(self) -> tuple[str, ...]:
+        """Return the names of the certificate of all node plugins: those of their Service."""
+        service = f"{MONITOR_SERVICE}.{self.system_namespace}.svc"
+        return service, f"{service}.cluster.local"
 
     def parse_default_quota(self) -> Quota | None:
         """Return the quota of namespaces that have none; None if they are unlimited, QuotaError if it is invalid."""

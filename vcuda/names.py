@@ -46,6 +46,9 @@ CA_SECRET, CURRENT_CA, NEXT_CA, FORMER_CAS = "quotient-ca", "ca", "next", "forme
 # The leaf's secret is mounted by the webhook: its keys, those of every TLS secret, are the names of the mounted files.
 LEAF_SECRET, TLS_SECRET_TYPE = "quotient-webhook-tls", "kubernetes.io/tls"
 TLS_CERTIFICATE, TLS_KEY = "tls.crt", "tls.key"
+# The certificate of all node plugins, and the CAs that clients trust. Its name is that of their Service, which is
+# gpu-manager's.
+MONITOR_SECRET, MONITOR_SERVICE, TRUSTED_CAS = "quotient-nodeplugin-tls", "gpu-manager-metric", "ca.crt"
 # Annotation of the CA's secret: requests a rotation that is not due yet.
 ROTATE_ANNOTATION = f"{API_GROUP}/rotate"
 CERTIFICATE_LABELS = {APP_LABEL: APP, COMPONENT_LABEL: "certificates"}

@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 
 from certs.certificate_secrets import CertificateSecrets, RotationTarget
+from certs.key_pairs import names_of
 from certs.renewal import is_signed_by
 from certs.rotation import Step
 from cluster.errors import NotFound
@@ -27,7 +28,7 @@ from cluster.objects import (
 from controller.certificate_controller import CertificateController, CertificateTerms
 from controller.webhook_configurations import WebhookConfigurations
 from settings.configuration import Configuration
-from vcuda.names import ARM_ANNOTATION, CA_SECRET, CONTROLLER, LEAF_SECRET, WEBHOOK
+from vcuda.names import ARM_ANNOTATION, CA_SECRET, CONTROLLER, LEAF_SECRET, MONITOR_SECRET, WEBHOOK
 from webhook.registration import registration
 from webhook.service import admission_config_of
 
@@ -62,7 +63,9 @@ class World:
         return CertificateController(
             self.cluster,
             SYSTEM,
-            CertificateTerms(names=CONFIGURATION.served_names(), port=8443, **terms),
+            CertificateTerms(
+                names=CONFIGURATION.served_names(), port=8443, monitor_names=CONFIGURATION.monitor_names(), **terms
+            ),
             clock=lambda: self.ticks,
             wall=lambda: self.now,
             fetch_certificate=lambda address, _: self.serving.get(address, b""),
@@ -160,6 +163,53 @@ def test_a_new_installation_fails_closed_once_a_replica_answers(world: World) ->
     assert set(world.cluster.get(SECRETS, LEAF_SECRET, SYSTEM).data) == {"tls.crt", "tls.key"}, (
         "the CA's key must not be in the mounted secret"
     )
+
+
+def monitor_secret(world: World) -> dict[str, bytes]:
+    data = world.cluster.get(SECRETS, MONITOR_SECRET, SYSTEM).data
+    return {key: base64.b64decode(value) for key, value in data.items()}
+
+
+def test_node_plugins_get_a_certificate_of_the_same_ca(world: World) -> None:
+    """In a secret with the CAs to trust, and without the CA's key; it is renewed, and issued again if it is lost."""
+    world.certificate_controller.reconcile()
+    first = monitor_secret(world)
+    assert set(first) == {"tls.crt", "tls.key", "ca.crt"}
+    assert is_signed(first["tls.crt"], first["ca.crt"])
+    (certificate,) = x509.load_pem_x509_certificates(first["tls.crt"])
+    assert names_of(certificate) == (
+        f"gpu-manager-metric.{SYSTEM}.svc",
+        f"gpu-manager-metric.{SYSTEM}.svc.cluster.local",
+    )
+    world.certificate_controller.reconcile()
+    assert monitor_secret(world) == first
+    world.now += timedelta(days=21)
+    world.certificate_controller.reconcile()
+    assert monitor_secret(world)["tls.crt"] != first["tls.crt"]
+    world.cluster.delete(SECRETS, MONITOR_SECRET, SYSTEM)
+    world.certificate_controller.reconcile()
+    assert is_signed(monitor_secret(world)["tls.crt"], first["ca.crt"])
+
+
+def test_the_certificate_of_node_plugins_follows_a_new_ca(world: World) -> None:
+    """Clients get the new CA before it signs anything."""
+    world.certificate_controller.reconcile()
+    world.replica(1)
+    world.settle()
+    first = monitor_secret(world)
+    CertificateSecrets(world.cluster, SYSTEM).request_rotation(RotationTarget.AUTHORITY)
+    world.certificate_controller.reconcile()
+    both = monitor_secret(world)
+    assert both["tls.crt"] == first["tls.crt"]
+    assert both["ca.crt"] == world.certificates().bundle != first["ca.crt"]
+    world.ticks += 31
+    world.certificate_controller.reconcile()
+    after = monitor_secret(world)
+    assert after["tls.crt"] != first["tls.crt"]
+    assert is_signed(after["tls.crt"], both["ca.crt"])
+    world.reload(1)
+    world.settle()
+    assert monitor_secret(world)["ca.crt"] == world.certificates().bundle
 
 
 def test_nothing_is_written_when_nothing_is_to_do(world: World) -> None:

@@ -1,16 +1,19 @@
 """The node plugin installed by the chart: it works on its node, and cannot change anything beyond it."""
 
+import base64
 import json
 import subprocess
+import sys
 from typing import Any
 
-from cluster.objects import PODS
+from cluster.objects import PODS, SECRETS
 from tests.cluster.layout import CDI, NODE_NAME
 from tests.cluster.quotient import SYSTEM
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
 from tests.node.node import CONTROL, NAMES, GpuNode, container
 from tests.waiting import eventually
+from vcuda.names import MONITOR_SECRET, MONITOR_SERVICE, TRUSTED_CAS
 from vcuda.placement_annotation import decode_placement
 
 TEAM = "team"
@@ -28,6 +31,8 @@ def prepare_node(cluster: RealCluster) -> tuple[GpuNode, list[str]]:
 
 def check_node(node: GpuNode) -> None:
     eventually(lambda: node.allocatable().get(NAMES.core) == "200", "the cards to be allocatable", 60)
+    # The kubelet mounts the certificate with its next synchronization, as it did not exist when the pod started.
+    eventually(lambda: get_from_monitor(node, "/livez").startswith("200"), "the monitor's certificate", 180)
     check_pod_with_other_vocabulary(node)
     check_monitor_authorization(node)
     check_memory(node)
@@ -57,9 +62,46 @@ def check_pod_with_other_vocabulary(node: GpuNode) -> None:
     node.delete("old")
 
 
-def get_from_monitor(node: GpuNode, path: str, *flags: str) -> str:
-    """Send a request from the node's network, which is not the plugin pod's loopback; flags replace the token."""
+# Run in the node's network: a request by TLS, with nothing but the CA, the name and the headers it is given.
+GET_BY_TLS = """
+import http.client, json, socket, ssl, sys
+address, name, ca, path, headers = json.loads(sys.argv[1])
+context = ssl.create_default_context(cadata=ca)
+connection = http.client.HTTPConnection(address, 5678, timeout=20)
+connection.connect()
+connection.sock = context.wrap_socket(connection.sock, server_hostname=name)
+connection.request("GET", path, headers=headers)
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
+
+
+def get_from_monitor(node: GpuNode, path: str, headers: dict[str, str] | None = None) -> str:
+    """Send a request by TLS, by default with a token, from the node's network: not the loopback of the plugin's pod."""
+    secret = node.api.get(SECRETS, MONITOR_SECRET, SYSTEM)
+    if headers is None:
+        headers = {"Authorization": f"Bearer {viewer_token(node)}"}
+    authority = base64.b64decode(secret.data[TRUSTED_CAS]).decode()
+    arguments = [monitor_address(node), f"{MONITOR_SERVICE}.{SYSTEM}.svc", authority, path, headers]
+    done = node.cluster.enter(sys.executable, "-c", GET_BY_TLS, json.dumps(arguments))
+    return done.stdout + done.stderr
+
+
+def get_in_the_clear(node: GpuNode, path: str) -> str:
+    busybox = str(node.cluster.layout.debian / "bin/busybox")
+    header = f"Authorization: Bearer {viewer_token(node)}"
+    url = f"http://{monitor_address(node)}:5678{path}"
+    done = node.cluster.enter(busybox, "wget", "-q", "-S", "-O-", "--header", header, url)
+    return done.stdout + done.stderr
+
+
+def monitor_address(node: GpuNode) -> str:
     (pod,) = [each for each in node.api.list(PODS, SYSTEM).items if each.metadata.name.startswith(ACCOUNT)]
+    return pod.status.pod_ip
+
+
+def viewer_token(node: GpuNode) -> str:
+    """A token of a service account that may read the metrics."""
     token = node.cluster.kubectl("create", "token", "viewer", "-n", TEAM, check=False).strip()
     if "not found" in token:
         node.cluster.kubectl("create", "serviceaccount", "viewer", "-n", TEAM)
@@ -71,20 +113,18 @@ def get_from_monitor(node: GpuNode, path: str, *flags: str) -> str:
             f"--serviceaccount={TEAM}:viewer",
         )
         token = node.cluster.kubectl("create", "token", "viewer", "-n", TEAM).strip()
-    headers = flags or ("--header", f"Authorization: Bearer {token}")
-    busybox = str(node.cluster.layout.debian / "bin/busybox")
-    done = node.cluster.enter(busybox, "wget", "-q", "-S", "-O-", *headers, f"http://{pod.status.pod_ip}:5678{path}")
-    return done.stdout + done.stderr
+    return token
 
 
 def check_monitor_authorization(node: GpuNode) -> None:
-    """No token, an unknown token, one without permission, and one with it; probes need none."""
+    """No token, an unknown token, one without permission, and one with it; probes need neither it nor TLS."""
     unauthorized = node.cluster.kubectl("create", "token", "default", "-n", TEAM).strip()
-    assert "401" in get_from_monitor(node, "/usage", "--header", "X: y")
-    assert "401" in get_from_monitor(node, "/metrics", "--header", "Authorization: Bearer nonsense")
-    assert "403" in get_from_monitor(node, "/usage", "--header", f"Authorization: Bearer {unauthorized}")
+    assert get_from_monitor(node, "/usage", {}).startswith("401")
+    assert get_from_monitor(node, "/metrics", {"Authorization": "Bearer nonsense"}).startswith("401")
+    assert get_from_monitor(node, "/usage", {"Authorization": f"Bearer {unauthorized}"}).startswith("403")
     assert '"cards":' in get_from_monitor(node, "/usage")
-    assert "200 OK" in get_from_monitor(node, "/livez", "--header", "X: y")
+    assert "403" in get_in_the_clear(node, "/usage")
+    assert "200 OK" in get_in_the_clear(node, "/livez")
 
 
 def check_memory(node: GpuNode) -> None:

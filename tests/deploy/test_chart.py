@@ -13,9 +13,10 @@ import yaml
 from deploy.render import CHART, MANIFESTS, render_chart, render_manifests
 from scheduler.kube_scheduler import feature_gates, kube_scheduler_configuration
 from scheduler.metrics import GAUGE_HELP
-from settings.configuration import Configuration, WebhookSettings
+from settings.configuration import Configuration, MonitorSettings, WebhookSettings
 from settings.loading import load
 from tests.deploy.permissions import EVERYWHERE, OWN_NAMESPACE, documented_permissions, permissions_of
+from vcuda.names import MONITOR_SECRET, MONITOR_SERVICE
 from vcuda.vocabulary import VocabularyOptions
 from webhook.registration import registration
 from webhook.service import admission_config_of
@@ -347,7 +348,70 @@ def test_no_rule_has_a_wildcard() -> None:
             if "secrets" in rule.get("resources", ()):
                 assert role["metadata"]["name"] == "quotient-controller"
                 assert role["kind"] == "Role"
-                assert rule["verbs"] == ["create"] or rule["resourceNames"] == ["quotient-ca", "quotient-webhook-tls"]
+                names = ["quotient-ca", "quotient-webhook-tls", "quotient-nodeplugin-tls"]
+                assert rule["verbs"] == ["create"] or rule["resourceNames"] == names
+
+
+@pytest.mark.parametrize("mode", ["self", "cert-manager"])
+def test_node_plugins_mount_a_certificate_and_no_ca_key(mode: str) -> None:
+    """It may be missing, and its name is that of their Service."""
+    rendered = objects(f'certificates={{"mode": "{mode}"}}')
+    pod = one(rendered, "DaemonSet", "quotient-nodeplugin")["spec"]["template"]["spec"]
+    (secret,) = [each["secret"] for each in pod["volumes"] if "secret" in each]
+    assert (secret["secretName"], secret["optional"]) == (MONITOR_SECRET, True)
+    assert [each["key"] for each in secret["items"]] == ["tls.crt", "tls.key"]
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    assert mounts["certificate"] == MonitorSettings().certificates
+    annotations = one(rendered, "Service", MONITOR_SERVICE)["metadata"]["annotations"]
+    assert annotations["prometheus.io/scheme"] == "https"
+    if mode == "cert-manager":
+        certificate = one(rendered, "Certificate", "quotient-nodeplugin")["spec"]
+        assert certificate["secretName"] == MONITOR_SECRET
+        assert tuple(certificate["dnsNames"]) == Configuration().monitor_names()
+
+
+def test_prometheus_scrapes_node_plugins_by_https_with_its_token() -> None:
+    """And verifies their certificate; `monitor.open` needs none of it."""
+    rendered = objects(
+        "monitoring.serviceMonitor=true",
+        'metricsViewers=[{"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}]',
+    )
+    monitor = one(rendered, "ServiceMonitor", "quotient-nodeplugin")["spec"]
+    service = one(rendered, "Service", MONITOR_SERVICE)
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] == service["spec"]["ports"][0]["name"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["bearerTokenFile"].endswith("/token")
+    assert endpoint["tlsConfig"] == {
+        "serverName": Configuration().monitor_names()[0],
+        "ca": {"secret": {"name": MONITOR_SECRET, "key": "ca.crt"}},
+    }
+    binding = one(rendered, "ClusterRoleBinding", "quotient-metrics-viewer")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}]
+    opened = objects("monitoring.serviceMonitor=true", "config.monitor.open=true")
+    (endpoint,) = one(opened, "ServiceMonitor", "quotient-nodeplugin")["spec"]["endpoints"]
+    assert endpoint.keys() == {"port", "path", "interval"}
+    assert one(opened, "Service", MONITOR_SERVICE)["metadata"]["annotations"]["prometheus.io/scheme"] == "http"
+
+
+def test_without_a_provided_certificate_node_plugins_are_not_scraped() -> None:
+    """They serve no TLS then, and so nothing but probes to other machines."""
+    provided = {"mode": "provided", "secretName": "mine", "caBundle": "PEM"}
+    rendered = objects(f"certificates={json.dumps(provided)}", "monitoring.serviceMonitor=true")
+    pod = one(rendered, "DaemonSet", "quotient-nodeplugin")["spec"]["template"]["spec"]
+    assert not [each for each in pod["volumes"] if "secret" in each]
+    monitors = [each["metadata"]["name"] for each in rendered if each["kind"] == "ServiceMonitor"]
+    assert monitors == ["quotient"]
+
+
+def test_a_load_aware_scheduler_mounts_the_ca_of_node_plugins_and_not_their_key() -> None:
+    pod = scheduler_pod(objects("config.scheduler.loadAware=true"))["spec"]
+    (secret,) = [each["secret"] for each in pod["volumes"] if "secret" in each]
+    assert (secret["secretName"], secret["items"]) == (MONITOR_SECRET, [{"key": "ca.crt", "path": "ca.crt"}])
+    extender = next(each for each in pod["containers"] if each["name"] == "extender")
+    assert MonitorSettings().certificates in [each["mountPath"] for each in extender["volumeMounts"]]
+    assert not [each for each in scheduler_pod(objects())["spec"]["volumes"] if "secret" in each]
 
 
 def test_certificates_issued_by_cert_manager() -> None:

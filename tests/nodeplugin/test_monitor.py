@@ -15,6 +15,7 @@ from cluster.authorization import CachedAuthorizer
 from cluster.in_memory import InMemoryCluster
 from nodeplugin.cards import Card, NodeCards
 from nodeplugin.checkpoint import PodAllocation
+from nodeplugin.http_server import Request
 from nodeplugin.metrics import Metrics
 from nodeplugin.monitor import MonitorServer, is_loopback, render_page, usage_by_pod
 from nodeplugin.nvml import GpuProcess, MeasuredUsage
@@ -197,3 +198,31 @@ def test_paths_of_the_monitor(monitor: MonitorServer) -> None:
     assert get(monitor, "/livez")[0] == 200
     assert get(monitor, "/readyz") == (503, "text/plain; charset=utf-8", "not registered with the kubelet\n")
     assert get(monitor, "/graph")[0] == 404
+
+
+def test_from_elsewhere_a_token_is_accepted_by_tls_only(monitor: MonitorServer) -> None:
+    """Probes need neither; a token that came in the clear is refused before it is looked at."""
+    token = {"authorization": "Bearer x"}
+
+    def ask(path: str, headers: dict[str, str], *, is_tls: bool, peer: str = "10.0.0.1") -> tuple[int, str]:
+        response = monitor.respond(Request("GET", path, headers, peer, is_tls))
+        return response.status, response.body.decode()
+
+    assert ask("/metrics", token, is_tls=False)[1].startswith("use https")
+    assert ask("/metrics", {}, is_tls=True) == (401, "send a bearer token: Authorization: Bearer ...\n")
+    assert ask("/metrics", token, is_tls=True)[1].startswith("the token cannot be checked")
+    assert ask("/livez", {}, is_tls=False)[0] == 200
+    assert ask("/usage", {}, is_tls=False, peer="127.0.0.1")[0] == 200
+
+
+def test_an_open_monitor_answers_everybody(tmp_path: Path) -> None:
+    """As gpu-manager's did: without TLS and without a token."""
+    measured = sample(tmp_path)
+    settings = Settings(address="127.0.0.1", port=0, open=True)
+    registry = Metrics("n1", lambda: measured, dict, dict).registry
+    authorizer = CachedAuthorizer(InMemoryCluster())
+    made = MonitorServer(settings, "n1", registry, lambda: measured, authorizer, live=list, ready=list)
+    made.start()
+    assert made.respond(Request("GET", "/usage", {}, "10.0.0.1")).status == 200
+    assert made.respond(Request("GET", "/metrics", {}, "10.0.0.1")).status == 200
+    made.stop()

@@ -3,14 +3,17 @@
 import itertools
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from cluster.objects import NODES
 from scheduler.load_polling import LoadPoller
@@ -131,6 +134,42 @@ def test_what_the_monitor_says_is_read(
         poller.poll(pool)
     assert [each.is_busy for each in world.service.state.available_gpus("n", "")] == expected
     assert monitor.tokens == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_trusted", "expected"),
+    [("monitors", True, True), ("others", True, False), ("monitors", False, False)],
+    ids=["a node plugin", "another server of the CA", "of another CA"],
+)
+def test_a_token_is_sent_to_node_plugins_only(
+    world: World, monitor: Monitor, tmp_path: Path, *, name: str, is_trusted: bool, expected: bool
+) -> None:
+    """They prove by their certificate that they are."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    monitor.server.socket = context.wrap_socket(monitor.server.socket, server_side=True)
+    (authority if is_trusted else trustme.CA()).cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    (tmp_path / "token").write_text("secret")
+    world.add_node("n", 1)
+    status = {"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}}
+    world.cluster.patch(NODES, "n", "", status, subresource="status")
+    eventually(lambda: world.service.state.addresses() == {"n": "127.0.0.1"}, "the address")
+    monitor.body = {"cards": [{"uuid": "GPU-n-0", "utilization": 100}]}
+    poller = LoadPoller(
+        world.service.state,
+        port=monitor.server.server_port,
+        server_name="monitors",
+        ca_file=tmp_path / "ca.crt",
+        busy_percent=80,
+        interval_s=1,
+        is_active=lambda: True,
+        token_file=tmp_path / "token",
+    )
+    with ThreadPoolExecutor(1) as pool:
+        poller.poll(pool)
+    assert [each.is_busy for each in world.service.state.available_gpus("n", "")] == [expected]
+    assert monitor.tokens == ["Bearer secret"] * expected
 
 
 def test_a_node_that_answers_byte_by_byte_holds_up_no_other(world: World, monitor: Monitor) -> None:

@@ -69,6 +69,29 @@ quotient-webhook-tls
 {{- end -}}
 {{- end }}
 
+{{/* The Secret with the certificate of the node plugins' monitor and the CA to trust (ca.crt); empty: TLS is not served. */}}
+{{- define "quotient.monitorTlsSecret" -}}
+{{- if eq .Values.certificates.mode "provided" -}}
+{{- .Values.certificates.nodePluginSecretName -}}
+{{- else -}}
+quotient-nodeplugin-tls
+{{- end -}}
+{{- end }}
+
+{{- define "quotient.monitorServerName" -}}
+gpu-manager-metric.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- define "quotient.monitorFolder" -}}
+{{ dig "monitor" "certificates" "/etc/quotient/monitor-tls" .Values.config }}
+{{- end }}
+
+{{- define "quotient.subjects" -}}
+{{- range . }}
+- {kind: {{ .kind }}, name: {{ .name | quote }}{{ if eq .kind "ServiceAccount" }}, namespace: {{ .namespace }}{{ else }}, apiGroup: rbac.authorization.k8s.io{{ end }}}
+{{- end }}
+{{- end }}
+
 {{- define "quotient.priorityClass" -}}
 {{- if .Values.priorityClass.create -}}
 {{- .Values.priorityClass.name | default "quotient-critical" -}}
