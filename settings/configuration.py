@@ -30,6 +30,7 @@ webhook:
   schedulerAliases: [gpu-scheduler]  # scheduler names that are replaced by the name of Quotient's scheduler
   tolerations: []           # added to GPU pods, for example [{key: nvidia.com/gpu, operator: Exists}]
   binders: []               # users that may bind GPU pods, beside Quotient's scheduler
+  privileged: deny          # deny | allow: privileged containers in GPU pods, where the namespace's quota does not say
 controller:
   address: 0.0.0.0          # address to listen on
   opsPort: 8080             # HTTP: /livez, /readyz and /metrics
@@ -102,7 +103,7 @@ from vcuda.names import (
     WEBHOOK,
     names_for,
 )
-from vcuda.namespace_policy import Mode
+from vcuda.namespace_policy import Mode, PrivilegedPolicy
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.quota import Quota, QuotaError, parse_quota
 from vcuda.vocabulary import VocabularyOptions
@@ -158,6 +159,7 @@ class WebhookSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields
     scheduler_aliases: tuple[str, ...] = ("gpu-scheduler",)
     tolerations: tuple[Toleration, ...] = ()
     binders: tuple[str, ...] = ()
+    privileged: PrivilegedPolicy = PrivilegedPolicy.DENY
 
 
 class ControllerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):

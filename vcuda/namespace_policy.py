@@ -1,4 +1,4 @@
-"""What a namespace's quotas set for its pods besides amounts: node pools, bursting, and the mode of enforcement."""
+"""What a namespace's quotas set for its pods besides amounts: node pools, bursting, privileges, mode of enforcement."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -15,6 +15,13 @@ class Mode(StrEnum):
 
     ENFORCE = "enforce"
     AUDIT = "audit"
+
+
+class PrivilegedPolicy(StrEnum):
+    """Whether the containers of pods with GPUs may be privileged, and so use every GPU of their node."""
+
+    ALLOW = "allow"
+    DENY = "deny"
 
 
 Cores = Annotated[int, Meta(ge=1, le=CORES_PER_CARD)]
@@ -39,10 +46,16 @@ class NamespacePolicy(Struct, frozen=True):
     # Which nodes and GPUs are preferred; unset means as the cluster's configuration says. Ledgers store it only where
     # it is set, because older releases wrote none.
     placement: PlacementStrategy | UnsetType = UNSET
+    # Unset, and stored, likewise.
+    privileged: PrivilegedPolicy | UnsetType = UNSET
 
     def effective_mode(self, cluster_mode: Mode) -> Mode:
         """Return the mode in force: the namespace's own, or the cluster's where its quotas set none."""
         return self.mode or cluster_mode
+
+    def allows_privileged(self, cluster_policy: PrivilegedPolicy) -> bool:
+        """Whether containers of GPU pods may be privileged; where the quotas do not say, the cluster's policy does."""
+        return (self.privileged or cluster_policy) is PrivilegedPolicy.ALLOW
 
 
 def combine_policies(policies: Sequence[NamespacePolicy]) -> NamespacePolicy:
@@ -60,6 +73,7 @@ def combine_policies(policies: Sequence[NamespacePolicy]) -> NamespacePolicy:
             mode=stricter_mode(combined.mode, other.mode),
             # None is stricter than another: the first quota that sets one applies.
             placement=combined.placement or other.placement,
+            privileged=stricter_privileged(combined.privileged, other.privileged),
         )
     return combined
 
@@ -76,6 +90,16 @@ def stricter_mode(one: Mode | None, other: Mode | None) -> Mode | None:
         return Mode.ENFORCE
     # A quota without a mode follows the cluster, which may enforce: audit needs both quotas to set it.
     return Mode.AUDIT if one is other is Mode.AUDIT else None
+
+
+Privileged = PrivilegedPolicy | UnsetType
+
+
+def stricter_privileged(one: Privileged, other: Privileged) -> Privileged:
+    if PrivilegedPolicy.DENY in (one, other):
+        return PrivilegedPolicy.DENY
+    # A quota that does not say follows the cluster, which may deny.
+    return one if one is other else UNSET
 
 
 Default = Literal["request"] | int | None

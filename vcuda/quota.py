@@ -11,6 +11,7 @@ In the namespace itself, the key `quota.yaml` of a labelled ConfigMap:
     coreLimit: {default: request, max: 100}
     mode: enforce                        # enforce | audit (allow, warn, count)
     placement: fragmentation             # fragmentation | binpack | spread | topology; default: the cluster's policy
+    privileged: deny                     # deny | allow: privileged containers in GPU pods; default: the cluster's
 
 For all namespaces together, the older JSON `{namespace: {"quota": {model: cards}, "pool": [..]}}`.
 """
@@ -28,7 +29,7 @@ from vcuda.decoding import convert
 from vcuda.dimensions import CORES, DIMENSIONS, MEMORY, PODS
 from vcuda.gpu_model import GpuModel, is_model, matches, never_matches
 from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
-from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy
+from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, PrivilegedPolicy
 from vcuda.placement_strategies import SETTABLE_STRATEGIES, PlacementStrategy
 from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.strict_yaml import DocumentError, parse_documents
@@ -37,7 +38,7 @@ from vcuda.vocabulary import CORES_PER_CARD
 ALL_TYPES = "*"
 DENY: Literal["deny"] = "deny"
 ALLOW: Literal["allow"] = "allow"
-FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode", "placement")
+FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode", "placement", "privileged")
 # Every ledger of the namespace carries its quotas, and every charge is matched against all lines.
 MAX_LINES = 256
 
@@ -202,6 +203,7 @@ def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
             read_core_limit_policy(body.get("coreLimit"), parser),
             mode,
             read_placement(body, parser),
+            read_privileged(body, parser),
         ),
     )
 
@@ -210,6 +212,13 @@ def read_placement(body: Mapping[str, Any], parser: QuotaParser) -> PlacementStr
     if "placement" not in body:
         return UNSET
     return PlacementStrategy(parser.choice("placement", body["placement"], SETTABLE_STRATEGIES))
+
+
+def read_privileged(body: Mapping[str, Any], parser: QuotaParser) -> PrivilegedPolicy | UnsetType:
+    if "privileged" not in body:
+        return UNSET
+    # The first choice is what a mistake counts as.
+    return PrivilegedPolicy(parser.choice("privileged", body["privileged"], (DENY, ALLOW)))
 
 
 def read_line(path: str, line: str, limits: Any, parser: QuotaParser) -> dict[str, int]:  # noqa: ANN401

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from vcuda.dimensions import CORES, MEMORY, UNITS
 from vcuda.gpu_model import matches, parse_model
-from vcuda.namespace_policy import Mode, combine_policies
+from vcuda.namespace_policy import Mode, PrivilegedPolicy, combine_policies
 from vcuda.quota import ALL_TYPES, Quota
 from vcuda.vocabulary import CORES_PER_CARD
 
@@ -160,6 +160,7 @@ def conflicting_quotas(quotas: Sequence[Quota]) -> Iterator[QuotaWarning]:
             "the namespace's quotas have no node pool in common, so its pods cannot run on any node",
             "list a common pool in all of them",
         )
+    yield from contradicting_privileges(quotas)
     # No mode means the cluster's, which may be audit or enforce: it differs from an explicit one either way.
     modes = {quota.policy.mode for quota in quotas}
     if Mode.AUDIT in modes and len(modes) > 1:
@@ -172,6 +173,20 @@ def conflicting_quotas(quotas: Sequence[Quota]) -> Iterator[QuotaWarning]:
             f"set to audit, but {other.name} {its_mode}; the stricter mode applies to all quotas of the namespace",
             "set the same mode in all of them",
         )
+
+
+def contradicting_privileges(quotas: Sequence[Quota]) -> Iterator[QuotaWarning]:
+    """Find a quota that allows privileged containers where another one does not."""
+    other = next((quota for quota in quotas if quota.policy.privileged is not PrivilegedPolicy.ALLOW), None)
+    for quota in quotas:
+        if other is not None and quota.policy.privileged is PrivilegedPolicy.ALLOW:
+            yield QuotaWarning(
+                quota.name,
+                "privileged",
+                f"set to allow, but {other.name} "
+                + ("denies it" if other.policy.privileged else "does not say, and follows the cluster's configuration"),
+                "set privileged: allow in all of them",
+            )
 
 
 def lists_product_of(quota: Quota, line: str) -> bool:

@@ -208,7 +208,7 @@ class Admission:
         if was_admitted_by_quotient(old, self.config):
             for index, container in enumerate(new.spec.ephemeral_containers or ()):
                 if container.name not in known:
-                    clean_environment(f"/spec/ephemeralContainers/{index}", container, patch, has_gpu=False)
+                    clean_environment(f"/spec/ephemeralContainers/{index}", container, patch, hides_gpus=True)
         return patch
 
     def _patch_workload(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
@@ -246,7 +246,7 @@ class Admission:
         """Check an update of a pod, by any subresource: annotations can be changed through `pods/status` as well."""
         new, old = new_pod(request), old_pod(request)
         if request.sub_resource == EPHEMERAL:
-            return check_ephemeral(new, old, parse_pod(old, self.config, policy), self.config)
+            return check_ephemeral(new, old, parse_pod(old, self.config, policy), self.config, policy)
         return check_updated(new, old, self.config, request.user_info)
 
     def _check_workload(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, LedgerRequest | None]:

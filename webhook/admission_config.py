@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from vcuda.injection_modes import InjectionSetting
 from vcuda.names import ANCESTOR_ANNOTATIONS, DEFAULT_SCHEDULER, DEFAULT_SYSTEM_NAMESPACE, Names
-from vcuda.namespace_policy import Mode
+from vcuda.namespace_policy import Mode, PrivilegedPolicy
 from vcuda.scheme import Scheme
 
 KUBE_SCHEDULER = "system:kube-scheduler"
@@ -13,9 +14,10 @@ KUBE_SCHEDULER = "system:kube-scheduler"
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
-    """What admission needs of the configuration. `cluster_mode` applies where a namespace's quotas set no mode.
+    """What admission needs of the configuration.
 
-    `binders` are the users, beside the schedulers, that may bind GPU pods.
+    `cluster_mode` and `cluster_privileged` apply where a namespace's quotas do not set their own. `binders` are the
+    users, beside the schedulers, that may bind GPU pods.
     """
 
     scheme: Scheme
@@ -24,6 +26,9 @@ class AdmissionConfig:
     scheduler_aliases: tuple[str, ...] = ("gpu-scheduler",)
     tolerations: tuple[dict[str, Any], ...] = ()
     binders: tuple[str, ...] = ()
+    cluster_privileged: PrivilegedPolicy = PrivilegedPolicy.DENY
+    # `auto` never chooses nvidia-runtime, so the setting tells whether a node may use it.
+    injection: InjectionSetting = "auto"
 
     @cached_property
     def names(self) -> Names:

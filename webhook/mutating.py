@@ -26,6 +26,7 @@ from vcuda.quantity import Family, QuantityError, parse_quantity
 from vcuda.request import resources_of
 from vcuda.vocabulary import Share
 from webhook.admission_config import AdmissionConfig
+from webhook.gpu_access import selects_gpus_by_env_from
 from webhook.objects import AdmittedContainer, AdmittedSpec, Affinity, NodeAffinity, NodeSelector, Pod, Term
 from webhook.patching import PatchBuilder, escape_pointer, field_of
 from webhook.pod_parsing import ParsedPod
@@ -57,7 +58,7 @@ def rewrite(
                 warn_of_bytes(pointer, container, share, config, patch)
                 warn_of_priority(pointer, container, config, patch)
                 rewrite_resources(pointer, container, share, config, patch)
-            clean_environment(pointer, container, patch, has_gpu=share is not None)
+            clean_environment(pointer, container, patch, hides_gpus=hides_gpus(container, share, config))
         rewrite_annotations(pod, parsed, config, patch)
         if config.replaces_scheduler(pod.spec.scheduler_name):
             patch.add("/spec/schedulerName", SCHEDULER)
@@ -238,19 +239,31 @@ def is_mps_directory(path: str) -> bool:
     return clean == MPS_DIRECTORY or clean.startswith(f"{MPS_DIRECTORY}/")
 
 
-def clean_environment(pointer: str, container: AdmittedContainer, patch: PatchBuilder, *, has_gpu: bool) -> None:
-    """Remove reserved variables, and hide the node's GPUs from a container that requests none.
+def hides_gpus(container: AdmittedContainer, share: Share | None, config: AdmissionConfig) -> bool:
+    """Whether NVIDIA's runtime, where a node has it, must not give a container any GPU.
 
-    Where NVIDIA's runtime is the default runtime, a container without `NVIDIA_VISIBLE_DEVICES` in its spec can see
-    every GPU of the node: most CUDA images set it to `all`.
+    Where it is the default runtime, a container without `NVIDIA_VISIBLE_DEVICES` in its spec can see every GPU of the
+    node: most CUDA images set it to `all`. A container with GPUs gets the variable from the node plugin, but `envFrom`
+    wins over that, and an entry of `env` over both. By CDI or natively it has its GPUs without NVIDIA's runtime.
     """
+    if share is None:
+        return True
+    return config.injection != "nvidia-runtime" and selects_gpus_by_env_from(container)
+
+
+def has_hidden_gpus(container: AdmittedContainer) -> bool:
+    return any((variable.name, variable.value) == (VISIBLE_DEVICES, NO_DEVICES) for variable in container.env or ())
+
+
+def clean_environment(pointer: str, container: AdmittedContainer, patch: PatchBuilder, *, hides_gpus: bool) -> None:
+    """Remove reserved variables, and set the one that hides the node's GPUs if `hides_gpus`."""
     removed: list[int] = []
-    is_done = has_gpu
+    is_done = not hides_gpus
     for index, variable in enumerate(container.env or ()):
         # One call with a tuple of prefixes skips nearly all variables; the exact check is for the few others.
         if not variable.name.startswith(RESERVED_VARIABLES) or not is_reserved_variable(variable.name):
             continue
-        if not has_gpu and not is_done and variable.name == VISIBLE_DEVICES and variable.value == NO_DEVICES:
+        if not is_done and variable.name == VISIBLE_DEVICES and variable.value == NO_DEVICES:
             is_done = True  # of an earlier call, or the user's; duplicates of it are removed
         else:
             removed.append(index)

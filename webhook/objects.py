@@ -58,6 +58,16 @@ class EnvVar(Struct, frozen=True, rename="camel", omit_defaults=True):
     value_from: JsonObject | None = None
 
 
+class EnvFromSource(Struct, frozen=True):
+    """All keys of a ConfigMap or Secret as variables, each after a prefix."""
+
+    prefix: str | None = None
+
+
+class VolumeMount(Struct, frozen=True, rename="camel"):
+    mount_path: str = ""
+
+
 class SecurityContext(Struct, frozen=True):
     privileged: bool | None = None
 
@@ -66,6 +76,8 @@ class AdmittedContainer(Container, frozen=True, rename="camel"):
     """A container with the fields that could give it GPUs beyond its request."""
 
     env: Sequence[EnvVar] | None = None
+    env_from: Sequence[EnvFromSource] | None = None
+    volume_mounts: Sequence[VolumeMount] | None = None
     security_context: SecurityContext | None = None
 
 

@@ -22,6 +22,7 @@ from webhook.mutating import (
     add_tolerations,
     clean_environment,
     containers_of,
+    has_hidden_gpus,
     remove_node_access,
     rename_option_annotations,
     required_terms,
@@ -62,7 +63,7 @@ def restore(new: Pod, old: Pod, config: AdmissionConfig) -> tuple[PatchBuilder, 
                 pointer, container, before, requests.get(container.name), config=config, patch=patch
             )
         if before.env != container.env:
-            clean_environment(pointer, container, patch, has_gpu=container.name in requests)
+            clean_environment(pointer, container, patch, hides_gpus=has_hidden_gpus(before))
     restore_annotations(new, old, config, patch)
     # These fields are immutable too, except that tolerations can be added.
     if old.spec.scheduler_name == SCHEDULER and config.replaces_scheduler(new.spec.scheduler_name):

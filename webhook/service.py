@@ -46,6 +46,8 @@ def admission_config_of(configuration: Configuration) -> AdmissionConfig:
         scheduler_aliases=webhook.scheduler_aliases,
         tolerations=tuple(msgspec.to_builtins(each) for each in webhook.tolerations),
         binders=webhook.binders,
+        cluster_privileged=webhook.privileged,
+        injection=configuration.node_plugin.injection,
     )
 
 

@@ -16,11 +16,12 @@ from vcuda.catalogue import CardModel
 from vcuda.decision import Code, Decision, Reason, printable
 from vcuda.names import HOSTNAME_LABEL, MIRROR_ANNOTATION, NO_DEVICES, SCHEDULER, VISIBLE_DEVICES
 from vcuda.namespace_policy import NamespacePolicy
-from vcuda.pod import PodSpec, Resources
+from vcuda.pod import Container, PodSpec, Resources
 from vcuda.pod_options import annotation_field
 from vcuda.request import iter_containers
 from webhook.admission_config import AdmissionConfig
-from webhook.mutating import is_reserved_variable, rewrite, was_admitted_by_quotient
+from webhook.gpu_access import check_device_list_volumes, check_gpu_access
+from webhook.mutating import containers_of, is_reserved_variable, rewrite, was_admitted_by_quotient
 from webhook.objects import AdmittedContainer, Binding, EnvVar, Pod
 from webhook.patching import Operation, field_of, pointer_steps
 from webhook.pod_parsing import ParsedPod
@@ -66,6 +67,11 @@ def pod_mistakes(
     reasons = list(parsed.reasons)
     if parsed.is_gpu:
         reasons += check_scheduling(pod, config)
+        # From the resources, because a pod with mistakes has no shares.
+        for pointer, container in containers_of(pod.spec):
+            has_gpu = requests_gpu(container, config)
+            reasons += check_gpu_access(pointer, container, config, policy, has_gpu=has_gpu)
+        reasons += check_device_list_volumes(pod)
     if field_prefix:
         reasons = [with_field_prefix(reason, field_prefix) for reason in reasons]
     return [*reasons, *check_pools(pod, policy)] if parsed.is_gpu else reasons
@@ -231,24 +237,30 @@ def annotation_frozen(key: str, now: Mapping[str, str], before: Mapping[str, str
     )
 
 
-def check_ephemeral(new: Pod, old: Pod, parsed: ParsedPod, config: AdmissionConfig) -> Decision:
+def check_ephemeral(
+    new: Pod, old: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy
+) -> Decision:
     """Check containers that are added to a running GPU pod: they cannot request GPUs, and must not see any."""
     if not parsed.is_gpu and not was_admitted_by_quotient(old, config):
         return Decision()
     present = {container.name for container in old.spec.ephemeral_containers or ()}
-    return Decision(
-        tuple(
-            Reason(
-                code=Code.NOT_REWRITTEN,
-                field=f"spec.ephemeralContainers[{index}].env[{printable(variable.name)}]",
-                value=printable(variable.value or ""),
-                message="an ephemeral container must not see the GPUs of its pod",
-                remedy=f"set {VISIBLE_DEVICES}={NO_DEVICES}, and no other variable that selects GPUs",
-            )
-            for index, container in enumerate(new.spec.ephemeral_containers or ())
-            if container.name not in present
-            for variable in exposing_variables(container)
-        )
+    reasons: list[Reason] = []
+    for index, container in enumerate(new.spec.ephemeral_containers or ()):
+        if container.name in present:
+            continue
+        pointer = f"/spec/ephemeralContainers/{index}"
+        reasons += check_gpu_access(pointer, container, config, policy, has_gpu=False)
+        reasons += [exposes_gpus(pointer, variable) for variable in exposing_variables(container)]
+    return Decision(tuple(reasons))
+
+
+def exposes_gpus(pointer: str, variable: EnvVar) -> Reason:
+    return Reason(
+        code=Code.NOT_REWRITTEN,
+        field=f"{field_of(pointer)}.env[{printable(variable.name)}]",
+        value=printable(variable.value or ""),
+        message="an ephemeral container must not see the GPUs of its pod",
+        remedy=f"set {VISIBLE_DEVICES}={NO_DEVICES}, and no other variable that selects GPUs",
     )
 
 
@@ -304,8 +316,9 @@ def has_gpu(annotations: Mapping[str, str], spec: PodSpec, config: AdmissionConf
     if config.names.limits in annotations:
         return True
     # Keys only: parsing the amounts would not tell more, because an invalid amount counts as well.
-    for _, _, container in iter_containers(spec):
-        resources = container.resources or Resources()
-        if any(key in config.scheme.by_key for key in (*(resources.limits or ()), *(resources.requests or ()))):
-            return True
-    return False
+    return any(requests_gpu(container, config) for _, _, container in iter_containers(spec))
+
+
+def requests_gpu(container: Container, config: AdmissionConfig) -> bool:
+    resources = container.resources or Resources()
+    return any(key in config.scheme.by_key for key in (*(resources.limits or ()), *(resources.requests or ())))

@@ -86,6 +86,8 @@ LINTED = {
     "pools that exclude each other": (("pools: [a]", "pools: [b]"), "no node pool in common"),
     "modes that differ": (("mode: audit", "mode: enforce"), "the stricter mode applies to all"),
     "a mode that is not said": (("mode: audit", "types: {T4: {cores: 100}}"), "has no mode and follows the cluster's"),
+    "privileges that differ": (("privileged: allow", "privileged: deny"), "set to allow, but team/q1 denies it"),
+    "privileges that are not said": (("privileged: allow", "pools: [training]"), "and follows the cluster's"),
     "a pool that there is not": (("pools: [training]",), "no node with GPUs is in pool training"),
 }
 

@@ -7,6 +7,7 @@ import pytest
 from tests.cluster.layout import CDI, NODE_PLUGIN
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
+from tests.node.env_from import admit, greedy_config_map
 from tests.node.node import CONTROL, LOOK, GpuNode, container, placement
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
@@ -44,6 +45,18 @@ def test_a_container_gets_everything_from_its_cdi_file(node: GpuNode) -> None:
         assert "/usr/local/nvidia/lib64/libcuda.so.1" in seen.files
         assert seen.limits is not None
         assert (seen.limits.container, seen.limits.memory_mib) == (name, 8 * MIB)
+
+
+def test_a_config_map_cannot_change_what_a_container_gets(node: GpuNode) -> None:
+    """The CDI file wins over `envFrom`, and over the entry of `env` that hides GPUs from NVIDIA's runtime."""
+    with greedy_config_map(node) as sources:
+        first, own = admit(container("c0", 30, 8, envFrom=sources), container("first", 30, 8, LOOK, envFrom=sources))
+        placed = placement(first=[(uuid(1), 30, 8 * MIB)], c0=[(uuid(1), 30, 8 * MIB)])
+        node.run("one", own, placed=placed, initContainers=[first])
+        for name in ("first", "c0"):
+            seen = node.seen("one", name)
+            assert seen.devices.keys() - CONTROL == {"/dev/nvidia0"}
+            assert seen.visible == uuid(1)
 
 
 def test_cdi_files_are_written_again_after_a_reboot_and_removed_with_their_pods(node: GpuNode) -> None:

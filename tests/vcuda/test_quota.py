@@ -2,11 +2,13 @@
 
 import json
 
+import msgspec
 import pytest
+from msgspec import UNSET, UnsetType
 
 from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.gpu_model import parse_model
-from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, combine_policies
+from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, PrivilegedPolicy, combine_policies
 from vcuda.quota import MAX_LINES, Quota, QuotaError, parse_legacy_quotas, parse_quota
 
 COMPLETE = """
@@ -143,6 +145,32 @@ def test_the_older_form_is_parsed_strictly_too(text: str, expected: str) -> None
     with pytest.raises(QuotaError) as refused:
         parse_legacy_quotas(text, "q")
     assert str(refused.value).startswith(expected)
+
+
+ALLOW, DENY = PrivilegedPolicy.ALLOW, PrivilegedPolicy.DENY
+PRIVILEGES = {
+    "one quota": ((ALLOW,), ALLOW),
+    "all allow": ((ALLOW, ALLOW), ALLOW),
+    "one denies": ((ALLOW, DENY), DENY),
+    "one does not say, and follows the cluster": ((UNSET, ALLOW), UNSET),
+    "one does not say, one denies": ((UNSET, ALLOW, DENY), DENY),
+}
+
+
+@pytest.mark.parametrize(("each", "expected"), PRIVILEGES.values(), ids=PRIVILEGES.keys())
+def test_privileges_combine_to_what_all_quotas_allow(
+    each: tuple[PrivilegedPolicy | UnsetType, ...], expected: PrivilegedPolicy | UnsetType
+) -> None:
+    assert combine_policies([NamespacePolicy(privileged=one) for one in each]).privileged is expected
+
+
+def test_a_quota_may_allow_privileged_containers() -> None:
+    """A ledger stores the setting only where it is set: older releases know none."""
+    assert parse_quota("privileged: allow", "q").policy.privileged is ALLOW
+    assert parse_quota("privileged: deny", "q").policy.privileged is DENY
+    assert b"privileged" not in msgspec.json.encode(parse_quota("pools: [a]", "q").policy)
+    with pytest.raises(QuotaError, match="privileged: true: write one of deny, allow"):
+        parse_quota("privileged: true", "q")
 
 
 def test_policies_combine_to_what_all_of_them_allow() -> None:

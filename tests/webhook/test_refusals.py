@@ -272,7 +272,6 @@ QUESTIONABLE: dict[str, tuple[dict[str, Any], str]] = {
         pod(gpu(core="100", memory=None), annotations={NAMES.core_limit: "50"}),
         "no effect",
     ),
-    "a privileged container": (pod(gpu(securityContext={"privileged": True})), "can access every GPU of its node"),
     "a claim beside a share": (pod(gpu(), resourceClaims=[{"name": "x"}]), "not charged to any Quotient quota"),
 }
 
