@@ -8,7 +8,6 @@ they must stay valid across driver upgrades and reboots.
 
 import hashlib
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -20,43 +19,28 @@ import structlog
 from msgspec import Struct
 
 from nodeplugin.cards import Card
+from nodeplugin.device_links import DeviceLinks
+from nodeplugin.driver_files import (
+    DRIVER_ROOTS,
+    LIBRARY_FOLDERS,
+    LIBRARY_SUBFOLDERS,
+    PROGRAM_FOLDERS,
+    PROGRAMS,
+    SOCKETS,
+    find_descriptions,
+    is_library,
+)
 from nodeplugin.nvml import LIBRARY
+from nodeplugin.rooted_paths import resolve_links
 
-# Where a driver may be, below the host's root: installed, or by the driver containers of NVIDIA's operator and of GKE.
-DRIVER_ROOTS = ("", "run/nvidia/driver", "home/kubernetes/bin/nvidia")
-LIBRARY_FOLDERS = (
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/local/nvidia/lib64",
-    "lib",
-)
-PROGRAM_FOLDERS = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "usr/local/nvidia/bin", "opt/bin")
-PROGRAMS = (
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-)
-LIBRARIES = re.compile(
-    r"lib(cuda|cudadebugger|nvcuvid|nvoptix|vdpau_nvidia|(GLX|EGL|GLESv1_CM|GLESv2)_nvidia"
-    r"|nvidia-(ml|cfg|ptxjitcompiler|fatbinaryloader|opencl|compiler|nvvm|gpucomp|allocator|encode|opticalflow|fbc|ifr"
-    r"|rtcore|ngx|eglcore|glcore|glsi|tls|glvkspirv|egl-wayland|egl-gbm|pkcs11|pkcs11-openssl3|sandboxutils))"
-    r"\.so(\.[0-9.]+)?"
-)
 CURRENT = "current"
 # Fixed device numbers. The majors of nvidia-uvm and nvidia-caps (MIG) are assigned at load time: see /proc/devices.
 MAJOR, CONTROL_MINOR = 195, 255
 # Containers run as any user; access is limited by their device cgroup, not by the mode.
 NODE_MODE = 0o666
 MODPROBE_TIMEOUT_S = 20
-# As many symlinks as Linux follows in one path before it fails with ELOOP.
-MAX_LINKS = 40
+# Below the driver's folder: files that containers have at the same path from their root.
+SHARED = "share"
 
 
 class DeviceNode(Struct, frozen=True):
@@ -72,8 +56,9 @@ class HostDriver:
     `driver_root` is the driver's root on the host; if it is empty, the known places are searched.
     """
 
-    def __init__(self, host: Path, driver_root: str = "", proc: Path = Path("/proc")) -> None:
-        self._host, self._proc, self._driver_root = host, proc, driver_root
+    def __init__(self, host: Path, driver_root: str = "", proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+        self._host, self._proc, self._sys, self._driver_root = host, proc, sys, driver_root
+        self._links = DeviceLinks(host)
         self._log = structlog.get_logger()
         self.locate()
 
@@ -86,9 +71,9 @@ class HostDriver:
 
     def _find_root(self) -> Path:
         if self._driver_root:
-            return self._host / self._driver_root.lstrip("/")
+            return resolve_links(self._host / self._driver_root.lstrip("/"), self._host)
         for candidate in DRIVER_ROOTS:
-            root = self._host / candidate
+            root = resolve_links(self._host / candidate, self._host)
             if any(resolve_links(root / folder / LIBRARY, root).exists() for folder in LIBRARY_FOLDERS):
                 return root
         return self._host
@@ -134,7 +119,12 @@ class HostDriver:
                 self._create_control(name)
             if (self.dev / name).exists():
                 nodes[name] = self._node(name)
+        self.link_devices()
         return list(nodes.values())
+
+    def link_devices(self) -> None:
+        """Link all device nodes in /dev/char, where systemd looks for those of running containers."""
+        self._links.update(self.dev)
 
     def _node(self, name: str) -> DeviceNode:
         return DeviceNode(self.host_path(self.dev / name), f"/dev/{name}")
@@ -203,35 +193,64 @@ class HostDriver:
     def _path_in_root(self, path: Path) -> str:
         return "/" + str(path.relative_to(self.root))
 
-    def find_files(self) -> dict[str, Path]:
-        """Return libraries and programs: the path of each below the container's driver folder, and its path here."""
+    def find_files(self, version: str = "") -> dict[str, Path]:
+        """Return the driver's files: the path of each below the container's driver folder, and its path here."""
         files: dict[str, Path] = {}
-        for folder in self._library_folders():
+        for folder in [f"{each}/{inner}" for each in self._library_folders() for inner in LIBRARY_SUBFOLDERS]:
             with suppress(OSError):
                 for file in sorted((self.root / folder).iterdir()):
-                    if LIBRARIES.fullmatch(file.name) and resolve_links(file, self.root).is_file():
+                    # By the target, too: libnvidia-new.so.1 is a link to a file with the driver's version.
+                    names = {file.name, file.readlink().name} if file.is_symlink() else {file.name}
+                    if any(is_library(name, version) for name in names) and self._find(file) is not None:
                         files.setdefault(f"lib64/{file.name}", file)
         for name in PROGRAMS:
             for folder in PROGRAM_FOLDERS:
-                if (self.root / folder / name).is_file():
-                    files.setdefault(f"bin/{name}", self.root / folder / name)
-        return files
+                if (program := self._find(self.root / folder / name)) is not None:
+                    files.setdefault(f"bin/{name}", program)
+        return files | {f"{SHARED}/{inside}": file for inside, file in find_descriptions(self.root)}
+
+    def _find(self, path: Path) -> Path | None:
+        """Return the path itself if it leads to a file in the driver's root, its target if that is on the host."""
+        if resolve_links(path, self.root).is_file():
+            return path
+        # Flatcar's driver is in a folder of its own, from which absolute links lead to the host.
+        target = resolve_links(path, self._host)
+        return target if target.is_file() else None
+
+    def sockets(self) -> list[tuple[str, str]]:
+        """Return the sockets of the driver's daemons that exist: path on the host, and path in the container."""
+        found = [(root / name, name) for name in SOCKETS for root in (self.root, self._host)]
+        return list(
+            {f"/{name}": (self.host_path(path), f"/{name}") for path, name in found if path.is_socket()}.values()
+        )
+
+    def graphics_nodes(self, cards: Iterable[Card]) -> list[DeviceNode]:
+        """Return the nodes by which graphics programs use these cards; a part of a card cannot be used by them."""
+        names = [
+            f"dri/{entry.name}"
+            for card in cards
+            if card.bus_id and not card.is_mig
+            for entry in sorted((self._sys / "bus/pci/devices" / sysfs_address(card.bus_id) / "drm").glob("*[0-9]"))
+        ]
+        dev = self._host / "dev"
+        return [DeviceNode(self.host_path(dev / name), f"/dev/{name}") for name in names if (dev / name).exists()]
 
     def install_files(self, folder: Path, version: str) -> Path | None:
         """Copy the driver's files below a folder, once per driver, and point the link `current` at them.
 
         Returns the link; None if the host has no driver files.
         """
-        files = self.find_files()
+        link, files = folder / CURRENT, self.find_files(version)
         if not any(name.startswith("lib64/libcuda") for name in files):
             self._log.warning("driver_libraries_not_found", root=str(self.root))
         if not files:
             return None
+        # The kubelet replays mounts of containers, so what one driver brought must not be missing in the next one.
+        files = installed_descriptions(link) | files
         target = folder / f"{version or 'unknown'}-{fingerprint(files)}"
         if not target.exists():
             copy_files(files, target, self.root)
             self._log.info("driver_files_installed", folder=str(target), files=len(files))
-        link = folder / CURRENT
         if link.is_dir() and not link.is_symlink():
             # A runtime creates missing mount sources as directories, here for a container that started without us.
             shutil.rmtree(link)
@@ -252,6 +271,18 @@ class HostDriver:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
+def installed_descriptions(link: Path) -> dict[str, Path]:
+    """Return the files that containers may have mounted one by one from the driver folder in use."""
+    folder = link / SHARED
+    return {str(file.relative_to(link)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def sysfs_address(bus_id: str) -> str:
+    """Convert NVML's address of a card, as in 00000000:3B:00.0, to the kernel's, as in 0000:3b:00.0."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
 def fingerprint(files: dict[str, Path]) -> str:
     """Identify a set of files by name, size and modification time, without reading hundreds of MiB of libraries."""
     digest = hashlib.sha256()
@@ -259,16 +290,6 @@ def fingerprint(files: dict[str, Path]) -> str:
         status = file.lstat()
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:8]
-
-
-def resolve_links(path: Path, root: Path) -> Path:
-    """Resolve a symlink as a process chrooted to `root` would: Debian links its libraries through /etc/alternatives."""
-    for _ in range(MAX_LINKS):
-        if not path.is_symlink():
-            break
-        target = path.readlink()
-        path = root / str(target).lstrip("/") if target.is_absolute() else path.parent / target
-    return path
 
 
 def copy_files(files: dict[str, Path], target: Path, root: Path) -> None:
@@ -282,7 +303,9 @@ def copy_files(files: dict[str, Path], target: Path, root: Path) -> None:
         if file.is_symlink() and f"lib64/{file.readlink().name}" in files:
             (scratch / name).symlink_to(file.readlink().name)
             continue
-        source = resolve_links(file, root)
+        # A file of an earlier driver is outside of the root, and no link.
+        source = resolve_links(file, root) if file.is_relative_to(root) else file
+        (scratch / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(source, scratch / name)
         except OSError:  # another file system, or one without hard links

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from nodeplugin.cards import Card, NodeCards
 from nodeplugin.checkpoint import ContainerAllocation, replace_file
-from nodeplugin.host_driver import CURRENT, DeviceNode, HostDriver
+from nodeplugin.host_driver import CURRENT, SHARED, DeviceNode, HostDriver, installed_descriptions
 from nodeplugin.pods import BoundPod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from vcuda.injection_modes import InjectionMode
@@ -104,6 +104,8 @@ class Injector:
         """Create what all containers share; `version` is the driver's. Safe to call again."""
         self._version = version
         self._containers.mkdir(parents=True, exist_ok=True)
+        # Containers that run since before this plugin, or that a restart of it missed, need the links as well.
+        self._driver.link_devices()
         if self.mode != "nvidia-runtime":
             self._driver_folder.mkdir(parents=True, exist_ok=True)
             self._driver.install_files(self._driver_folder, version)
@@ -142,7 +144,9 @@ class Injector:
         # The mode of the allocation, not the current one: the kubelet replays the response that names the CDI device.
         if allocation.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
-            nodes = self._driver.device_nodes(self._find_cards(slices))
+            cards = self._find_cards(slices)
+            # Only here: the numbers of graphics nodes may differ after a boot, and the kubelet replays responses.
+            nodes = [*self._driver.device_nodes(cards), *self._driver.graphics_nodes(cards)]
             spec = self._cdi_spec(allocation.token, slices, nodes)
             write_if_changed(self._cdi_file(allocation.token), msgspec.json.encode(spec))
 
@@ -186,6 +190,9 @@ class Injector:
             mounts += [
                 (f"{self._driver_folder}/{CURRENT}/{part}", f"{DRIVER_PATH}/{part}") for part in ("bin", "lib64")
             ]
+            # One by one: the image may have descriptions of other drivers in the same folders.
+            for name in installed_descriptions(self._driver_folder / CURRENT):
+                mounts.append((f"{self._driver_folder}/{CURRENT}/{name}", f"/{name.removeprefix(f'{SHARED}/')}"))
         return mounts
 
     def _environment(self, slices: Sequence[GpuSlice]) -> dict[str, str]:
@@ -228,12 +235,12 @@ class Injector:
 
     def _cdi_spec(self, token: str, slices: Sequence[GpuSlice], nodes: Sequence[DeviceNode]) -> dict[str, Any]:
         options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+        # A daemon that starts again makes a new socket, so these too are looked up before each start.
+        mounts = [*self._mounts(token), *self._driver.sockets()]
         edits = {
             "env": [f"{name}={value}" for name, value in sorted(self._environment(slices).items())],
             "deviceNodes": [{"path": node.container, "hostPath": node.host, "permissions": "rw"} for node in nodes],
-            "mounts": [
-                {"hostPath": host, "containerPath": inside, "options": options} for host, inside in self._mounts(token)
-            ],
+            "mounts": [{"hostPath": host, "containerPath": inside, "options": options} for host, inside in mounts],
         }
         return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": token, "containerEdits": edits}]}
 

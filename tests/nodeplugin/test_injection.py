@@ -1,9 +1,11 @@
 """What is injected into containers in each mode: device nodes, the driver's files, and limits."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 from collections.abc import Callable
@@ -38,7 +40,7 @@ class Host:
     """A machine in a folder: its root file system, and its /proc."""
 
     def __init__(self, folder: Path) -> None:
-        self.root, self.proc = folder / "host", folder / "proc"
+        self.root, self.proc, self.sys = folder / "host", folder / "proc", folder / "sys"
         (self.root / "dev").mkdir(parents=True)
         self.proc.mkdir()
         self.majors(nvidia=195, **{"nvidia-uvm": UVM_MAJOR, "nvidia-caps": CAPS_MAJOR})
@@ -73,7 +75,7 @@ class Host:
         self.file(f"{below}usr/bin/nvidia-smi", f"program {version}")
 
     def driver(self, root: str = "") -> HostDriver:
-        return HostDriver(self.root, root, self.proc)
+        return HostDriver(self.root, root, self.proc, self.sys)
 
 
 @pytest.fixture
@@ -227,7 +229,18 @@ def test_libraries_are_found_in_the_folders_of_ld_so_conf(host: Host) -> None:
     assert host.driver().find_library() == host.root / "opt/nvidia/lib/libnvidia-ml.so.1"
 
 
-TAKEN = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.550.54.15", "libnvoptix.so.1")
+TAKEN = (
+    "libcuda.so",
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ptxjitcompiler.so.550.54.15",
+    "libnvoptix.so.1",
+    "libnvidia-nvvm70.so.4",
+    "libnvidia-egl-gbm.so.1.1.1",
+    "libnvidia-egl-xcb.so.1",
+    "libnvidia-vulkan-producer.so",
+    "libnvidia-tileiras.so.550.54.15",
+)
 LEFT = ("libc.so.6", "libcudart.so.12", "libcuda.so.1.bak", "libnvidia-container.so.1", "mylibcuda.so.1")
 
 
@@ -236,6 +249,70 @@ def test_only_the_drivers_own_libraries_are_taken(host: Host) -> None:
     for name in (*TAKEN, *LEFT):
         host.file(f"{LIBRARIES}/{name}")
     assert set(host.driver().find_files()) == {f"lib64/{name}" for name in TAKEN}
+
+
+def test_libraries_that_newer_drivers_add_are_taken_by_their_version(host: Host) -> None:
+    """And the links to them. Libraries of other versions are not the driver's."""
+    host.file(f"{LIBRARIES}/libnvidia-new.so.{VERSION}")
+    host.link(f"{LIBRARIES}/libnvidia-new.so.2", f"libnvidia-new.so.{VERSION}")
+    host.file(f"{LIBRARIES}/libnvidia-new.so.1.17.8")
+    host.file(f"{LIBRARIES}/vdpau/libvdpau_nvidia.so.{VERSION}")
+    assert set(host.driver().find_files(VERSION)) == {
+        f"lib64/libnvidia-new.so.{VERSION}",
+        "lib64/libnvidia-new.so.2",
+        f"lib64/libvdpau_nvidia.so.{VERSION}",
+    }
+
+
+def test_flatcars_driver_is_found_through_its_links(host: Host) -> None:
+    """The folder of the current version is an absolute link, and so are its programs."""
+    host.install(below="opt/nvidia/550/")
+    host.link("opt/nvidia/current", "/opt/nvidia/550")
+    (host.root / "opt/nvidia/550/usr/bin/nvidia-smi").unlink()
+    host.link("opt/nvidia/550/usr/bin/nvidia-smi", "/opt/bin/nvidia-smi")
+    program = host.file("opt/bin/nvidia-smi")
+    driver = host.driver()
+    assert driver.root == host.root / "opt/nvidia/550"
+    assert driver.find_files()["bin/nvidia-smi"] == program
+
+
+PLACES_OF_OTHERS = {
+    "Bottlerocket": ("x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla", "usr/libexec/nvidia/tesla/bin"),
+    "Talos": ("usr/local/glibc/usr/lib", "usr/local/bin"),
+    "Talos with newer extensions": ("usr/local/lib", "usr/local/bin"),
+}
+
+
+@pytest.mark.parametrize(("libraries", "programs"), PLACES_OF_OTHERS.values(), ids=PLACES_OF_OTHERS.keys())
+def test_drivers_are_found_where_other_systems_have_them(host: Host, libraries: str, programs: str) -> None:
+    """NVML included, and without a setting."""
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        host.file(f"{libraries}/{name}")
+    host.file(f"{programs}/nvidia-smi")
+    driver = host.driver()
+    assert (driver.root, driver.find_library()) == (host.root, host.root / libraries / "libnvidia-ml.so.1")
+    assert set(driver.find_files()) == {"lib64/libcuda.so.1", "lib64/libnvidia-ml.so.1", "bin/nvidia-smi"}
+
+
+DESCRIBED = {
+    "OpenCL": ("etc/OpenCL/vendors/nvidia.icd", "etc/OpenCL/vendors/nvidia.icd"),
+    "Vulkan": ("usr/share/vulkan/icd.d/nvidia_icd.json", "etc/vulkan/icd.d/nvidia_icd.json"),
+    "Vulkan in RPMs": ("usr/share/vulkan/icd.d/nvidia_icd.x86_64.json", "etc/vulkan/icd.d/nvidia_icd.json"),
+    "layers": ("etc/vulkan/implicit_layer.d/nvidia_layers.json", "etc/vulkan/implicit_layer.d/nvidia_layers.json"),
+    "EGL": ("usr/share/glvnd/egl_vendor.d/10_nvidia.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
+    "EGL on GBM": (
+        "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
+        "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
+    ),
+    "OptiX": ("usr/share/nvidia/nvoptix.bin", "usr/share/nvidia/nvoptix.bin"),
+}
+
+
+@pytest.mark.parametrize(("on_host", "inside"), DESCRIBED.values(), ids=DESCRIBED.keys())
+def test_descriptions_of_the_driver_are_found(host: Host, on_host: str, inside: str) -> None:
+    """Loaders of OpenCL, Vulkan and EGL look for them at fixed places."""
+    file = host.file(on_host)
+    assert host.driver().find_files() == {f"share/{inside}": file}
 
 
 def test_programs_are_found(host: Host) -> None:
@@ -332,6 +409,21 @@ def test_a_reinstalled_driver_is_laid_out_again(host: Host, tmp_path: Path) -> N
     host.file("usr/bin/nvidia-smi", "a longer program")
     assert laid_out(host, tmp_path / "driver") != before
     assert (tmp_path / "driver/current/bin/nvidia-smi").read_text() == "a longer program"
+
+
+def test_a_description_stays_when_a_new_driver_has_none(host: Host, tmp_path: Path) -> None:
+    """Containers from before the upgrade mount it, and would not start again without."""
+    folder, name = tmp_path / "driver", "etc/OpenCL/vendors/nvidia.icd"
+    host.install()
+    host.file(name, "libnvidia-opencl.so.1")
+    laid_out(host, folder)
+    (host.root / name).unlink()
+    host.install("560.1")
+    new = laid_out(host, folder, "560.1")
+    assert (new / "share" / name).read_text() == "libnvidia-opencl.so.1"
+    assert laid_out(host, folder, "560.1") == new
+    shutil.rmtree(host.root / "usr")
+    assert host.driver().install_files(folder, "") is None, "descriptions alone are no driver"
 
 
 def test_without_files_there_is_nothing_to_lay_out(host: Host, tmp_path: Path) -> None:
@@ -463,6 +555,53 @@ def test_cdi_returns_one_device_and_writes_the_rest_to_a_file(make: MakeBench) -
         inside: f"{bench.folder}/{outside}" for inside, outside in MOUNTED.items()
     }
     assert all("ro" in each["options"] for each in edits["mounts"])
+
+
+@needs_root
+@pytest.mark.parametrize("mode", ["native", "cdi"])
+def test_descriptions_are_mounted_one_by_one(host: Host, make: MakeBench, mode: InjectionMode) -> None:
+    """The image may have descriptions of other drivers in the same folder."""
+    host.file("etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1")
+    bench = make(mode)
+    response = bench.injector.build_response(POD, "a", bench.allocation(), HALF)
+    mounts = {each.container_path: each.host_path for each in response.mounts}
+    if mode == "cdi":
+        listed = bench.spec()["devices"][0]["containerEdits"]["mounts"]
+        mounts = {each["containerPath"]: each["hostPath"] for each in listed}
+    mounted = mounts["/etc/OpenCL/vendors/nvidia.icd"]
+    assert mounted == f"{bench.folder}/driver/current/share/etc/OpenCL/vendors/nvidia.icd"
+    assert Path(mounted).read_text() == "libnvidia-opencl.so.1"
+
+
+@needs_root
+def test_cdi_adds_graphics_nodes_and_sockets_as_they_are_now(host: Host, make: MakeBench) -> None:
+    """Not in a response, which the kubelet replays after a boot that may have changed them."""
+    bench = make("cdi")
+    bench.node_cards.update([replace(card(0), bus_id="00000000:3B:00.0"), replace(card(1), bus_id="00000000:AF:00.0")])
+    for address, names in (("0000:3b:00.0", ("card1", "renderD128")), ("0000:af:00.0", ("card2", "renderD129"))):
+        for name in names:
+            (host.sys / "bus/pci/devices" / address / "drm" / name).mkdir(parents=True)
+            host.file(f"dev/dri/{name}")
+    path = host.root / "run/nvidia-persistenced/socket"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(path.parent):
+        listener.bind(path.name)
+        bench.injector.prepare(POD, "a", bench.allocation(), HALF)
+    edits = bench.spec()["devices"][0]["containerEdits"]
+    assert [each["path"] for each in edits["deviceNodes"]] == [*DEVICES, "/dev/dri/card1", "/dev/dri/renderD128"]
+    assert "/run/nvidia-persistenced/socket" in {each["containerPath"] for each in edits["mounts"]}
+    path.unlink()
+    bench.injector.prepare(POD, "a", bench.allocation(), HALF)
+    edits = bench.spec()["devices"][0]["containerEdits"]
+    assert "/run/nvidia-persistenced/socket" not in {each["containerPath"] for each in edits["mounts"]}
+
+
+def test_a_part_of_a_card_has_no_graphics_nodes(host: Host) -> None:
+    """They would give access to the whole card."""
+    (host.sys / "bus/pci/devices/0000:3b:00.0/drm/card1").mkdir(parents=True)
+    host.file("dev/dri/card1")
+    part = replace(mig_part(1, minor=3), bus_id="00000000:3B:00.0")
+    assert host.driver().graphics_nodes([part]) == []
 
 
 @needs_root
