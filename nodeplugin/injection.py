@@ -21,6 +21,7 @@ from nodeplugin.checkpoint import ContainerAllocation, replace_file
 from nodeplugin.host_driver import CURRENT, SHARED, DeviceNode, HostDriver, installed_descriptions
 from nodeplugin.pods import BoundPod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
+from nodeplugin.selinux import label_for_containers
 from vcuda.injection_modes import InjectionMode
 from vcuda.memory_units import MIB
 from vcuda.names import CDI_FILE_PREFIX, CDI_KIND, Names
@@ -104,10 +105,12 @@ class Injector:
         """Create what all containers share; `version` is the driver's. Safe to call again."""
         self._version = version
         self._containers.mkdir(parents=True, exist_ok=True)
+        label_for_containers(self._containers)
         # Containers that run since before this plugin, or that a restart of it missed, need the links as well.
         self._driver.link_devices()
         if self.mode != "nvidia-runtime":
             self._driver_folder.mkdir(parents=True, exist_ok=True)
+            label_for_containers(self._driver_folder)
             self._driver.install_files(self._driver_folder, version)
         if self.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
