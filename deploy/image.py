@@ -33,6 +33,8 @@ PACKAGES = (
     f"libpython{PYTHON}-minimal",
     f"libpython{PYTHON}-stdlib",
     "libc6",
+    # ldconfig, which the node plugin lets run on container images.
+    "libc-bin",
     "libgcc-s1",
     "libstdc++6",
     "libssl3",

@@ -1,6 +1,7 @@
 """Finds a C compiler. Only the standard library is imported: this also runs while Quotient is being installed."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,13 @@ def find_compiler() -> list[str]:
     if subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True, check=False).returncode == 0:
         return [sys.executable, "-m", "ziglang", "cc"]
     raise NoCompiler("no C compiler found: install gcc, or run `pip install ziglang`")
+
+
+def static_flags() -> tuple[str, ...]:
+    """Return the flags for a program that runs on every machine, whatever C library it has."""
+    # zig links glibc dynamically only.
+    target = ("-target", f"{platform.machine()}-linux-musl") if "ziglang" in find_compiler() else ()
+    return ("-static", *target)
 
 
 def run_compiler(*arguments: str) -> None:

@@ -39,8 +39,12 @@ MAJOR, CONTROL_MINOR = 195, 255
 # Containers run as any user; access is limited by their device cgroup, not by the mode.
 NODE_MODE = 0o666
 MODPROBE_TIMEOUT_S = 20
+# Where containers have the driver's programs and libraries.
+CONTAINER_FOLDER = "/usr/local/nvidia"
 # Below the driver's folder: files that containers have at the same path from their root.
 SHARED = "share"
+# For ldconfig in a container: at its start by our hook, or whenever its image runs it.
+LOADER_FILE, LOADER_TEXT = f"{SHARED}/etc/ld.so.conf.d/00-quotient.conf", f"{CONTAINER_FOLDER}/lib64\n"
 
 
 class DeviceNode(Struct, frozen=True):
@@ -61,6 +65,11 @@ class HostDriver:
         self._links = DeviceLinks(host)
         self._log = structlog.get_logger()
         self.locate()
+
+    @property
+    def host(self) -> Path:
+        """The path at which this process sees the host's root."""
+        return self._host
 
     def locate(self) -> None:
         """Search for the driver again: a driver container may start after this plugin."""
@@ -246,7 +255,8 @@ class HostDriver:
         if not files:
             return None
         # The kubelet replays mounts of containers, so what one driver brought must not be missing in the next one.
-        files = installed_descriptions(link) | files
+        kept = {name: file for name, file in installed_descriptions(link).items() if name != LOADER_FILE}
+        files = kept | files
         target = folder / f"{version or 'unknown'}-{fingerprint(files)}"
         if not target.exists():
             copy_files(files, target, self.root)
@@ -285,7 +295,7 @@ def sysfs_address(bus_id: str) -> str:
 
 def fingerprint(files: dict[str, Path]) -> str:
     """Identify a set of files by name, size and modification time, without reading hundreds of MiB of libraries."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(LOADER_TEXT.encode())
     for name, file in sorted(files.items()):
         status = file.lstat()
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
@@ -310,4 +320,8 @@ def copy_files(files: dict[str, Path], target: Path, root: Path) -> None:
             os.link(source, scratch / name)
         except OSError:  # another file system, or one without hard links
             shutil.copy2(source, scratch / name)
+    loader_file = scratch / LOADER_FILE
+    loader_file.parent.mkdir(parents=True, exist_ok=True)
+    loader_file.write_text(LOADER_TEXT)
+    loader_file.chmod(0o644)  # for any user, whatever the umask
     scratch.replace(target)

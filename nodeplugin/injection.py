@@ -18,7 +18,8 @@ from msgspec import Struct, field
 
 from nodeplugin.cards import Card, NodeCards
 from nodeplugin.checkpoint import ContainerAllocation, replace_file
-from nodeplugin.host_driver import CURRENT, SHARED, DeviceNode, HostDriver, installed_descriptions
+from nodeplugin.host_driver import CONTAINER_FOLDER, CURRENT, SHARED, DeviceNode, HostDriver, installed_descriptions
+from nodeplugin.library_cache import LibraryCache
 from nodeplugin.pods import BoundPod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.selinux import label_for_containers
@@ -30,8 +31,8 @@ from vcuda.vocabulary import CORES_PER_CARD
 
 LIMITS_VERSION = 1
 LIMITS_FILE, LIMITS_PATH = "limits.json", "/etc/quotient"
-DRIVER_PATH = "/usr/local/nvidia"
 VISIBLE, CAPABILITIES = "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"
+LIBRARY_PATH = "LD_LIBRARY_PATH"
 CDI_VERSION = "0.5.0"
 # The first runtimes that read CDI files without being configured to, and the first kubelet in which CDI devices of
 # plugins are generally available.
@@ -99,6 +100,7 @@ class Injector:
         self.mode = mode
         self._driver, self._node_cards, self._names, self._cdi = driver, node_cards, names, cdi
         self._driver_folder, self._containers = folder / "driver", folder / "containers"
+        self._library_cache = LibraryCache(folder / "hooks", driver.host)
         self._version = ""
 
     def start(self, version: str) -> None:
@@ -114,6 +116,7 @@ class Injector:
             self._driver.install_files(self._driver_folder, version)
         if self.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
+            self._library_cache.install()
 
     def build_response(
         self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
@@ -191,7 +194,7 @@ class Injector:
         # Without driver files nothing is mounted: a container does not start if a mount's source is missing.
         if self.mode != "nvidia-runtime" and (self._driver_folder / CURRENT).exists():
             mounts += [
-                (f"{self._driver_folder}/{CURRENT}/{part}", f"{DRIVER_PATH}/{part}") for part in ("bin", "lib64")
+                (f"{self._driver_folder}/{CURRENT}/{part}", f"{CONTAINER_FOLDER}/{part}") for part in ("bin", "lib64")
             ]
             # One by one: the image may have descriptions of other drivers in the same folders.
             for name in installed_descriptions(self._driver_folder / CURRENT):
@@ -203,7 +206,7 @@ class Injector:
         visible = {VISIBLE: ",".join(given.uuid for given in slices)}
         if self.mode == "nvidia-runtime":
             return visible | {CAPABILITIES: "compute,utility"}
-        return visible | {"LD_LIBRARY_PATH": f"{DRIVER_PATH}/lib64"}
+        return visible | {LIBRARY_PATH: f"{CONTAINER_FOLDER}/lib64"}
 
     def _gpu_manager_annotations(self, slices: Sequence[GpuSlice], cards: Sequence[Card]) -> dict[str, str]:
         """Return the container annotations that gpu-manager set, for tools that read them; memory is in bytes."""
@@ -240,11 +243,17 @@ class Injector:
         options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
         # A daemon that starts again makes a new socket, so these too are looked up before each start.
         mounts = [*self._mounts(token), *self._driver.sockets()]
-        edits = {
-            "env": [f"{name}={value}" for name, value in sorted(self._environment(slices).items())],
+        environment, hook = self._environment(slices), self._library_cache.hook(f"{CONTAINER_FOLDER}/lib64")
+        if hook is not None:
+            # The image's own stays, which the variable would replace.
+            environment.pop(LIBRARY_PATH, None)
+        edits: dict[str, Any] = {
+            "env": [f"{name}={value}" for name, value in sorted(environment.items())],
             "deviceNodes": [{"path": node.container, "hostPath": node.host, "permissions": "rw"} for node in nodes],
             "mounts": [{"hostPath": host, "containerPath": inside, "options": options} for host, inside in mounts],
         }
+        if hook is not None:
+            edits["hooks"] = [hook]
         return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": token, "containerEdits": edits}]}
 
 

@@ -41,10 +41,25 @@ def test_a_container_gets_everything_from_its_cdi_file(node: GpuNode) -> None:
     for name in ("first", "c0"):
         seen = node.seen("one", name)
         assert seen.devices.keys() - CONTROL == {"/dev/nvidia0"}
-        assert (seen.visible, seen.libraries, seen.writable) == (uuid(1), "/usr/local/nvidia/lib64", False)
+        assert (seen.visible, seen.libraries, seen.writable) == (uuid(1), "", False)
         assert "/usr/local/nvidia/lib64/libcuda.so.1" in seen.files
         assert seen.limits is not None
         assert (seen.limits.container, seen.limits.memory_mib) == (name, 8 * MIB)
+
+
+def test_the_linker_finds_the_driver_beside_the_libraries_of_the_image(node: GpuNode) -> None:
+    """By its cache, written by a hook of the runtime; `LD_LIBRARY_PATH` is left to the image and the pod."""
+    own = container("c0", 30, 8) | {"env": [{"name": "LD_LIBRARY_PATH", "value": "/opt/own"}]}
+    read_only = container("c1", 30, 8) | {"securityContext": {"readOnlyRootFilesystem": True, "runAsUser": 1000}}
+    placed = placement(c0=[(uuid(1), 30, 8 * MIB)], c1=[(uuid(1), 30, 8 * MIB)])
+    node.run("one", own, read_only, placed=placed)
+    assert node.seen("one").libraries == "/opt/own"
+    library = "/usr/local/nvidia/lib64/libnvidia-ml.so.1"
+    for name in ("c0", "c1"):
+        command = ["exec", "one", "-c", name, "--", "/bin/busybox"]
+        node.cluster.kubectl(*command, "grep", "-q", library, "/etc/ld.so.cache")
+        configured = node.cluster.kubectl(*command, "cat", "/etc/ld.so.conf.d/00-quotient.conf")
+        assert configured == "/usr/local/nvidia/lib64\n"
 
 
 def test_a_config_map_cannot_change_what_a_container_gets(node: GpuNode) -> None:

@@ -499,6 +499,7 @@ MOUNTED = {
     "/etc/quotient": f"containers/{ALLOCATION}",
     "/usr/local/nvidia/bin": "driver/current/bin",
     "/usr/local/nvidia/lib64": "driver/current/lib64",
+    "/etc/ld.so.conf.d/00-quotient.conf": "driver/current/share/etc/ld.so.conf.d/00-quotient.conf",
 }
 DEVICES = ["/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
 
@@ -520,7 +521,7 @@ def test_native_returns_devices_mounts_and_environment(make: MakeBench) -> None:
         "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
     }
     assert not response.cdi_devices
-    assert all(Path(each.host_path).is_dir() for each in response.mounts)
+    assert all(Path(each.host_path).exists() for each in response.mounts)
 
 
 @needs_root
@@ -549,7 +550,8 @@ def test_cdi_returns_one_device_and_writes_the_rest_to_a_file(make: MakeBench) -
     (device,) = spec["devices"]
     assert device["name"] == ALLOCATION
     edits = device["containerEdits"]
-    assert edits["env"] == ["LD_LIBRARY_PATH=/usr/local/nvidia/lib64", "NVIDIA_VISIBLE_DEVICES=GPU-0"]
+    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=GPU-0"]
+    assert [each["hookName"] for each in edits["hooks"]] == ["createContainer"]
     assert edits["deviceNodes"] == [{"path": path, "hostPath": path, "permissions": "rw"} for path in DEVICES]
     assert {each["containerPath"]: each["hostPath"] for each in edits["mounts"]} == {
         inside: f"{bench.folder}/{outside}" for inside, outside in MOUNTED.items()
