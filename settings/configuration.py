@@ -62,7 +62,7 @@ nodePlugin:
   devicePlugins: /var/lib/kubelet/device-plugins  # the kubelet's folder of device plugin sockets
   podResources: /var/lib/kubelet/pod-resources    # the kubelet's folder of the pod resources socket
   hostRoot: /               # where the host's root file system is mounted
-  driverRoot: ""            # where the driver is on the host; empty: installed, or in /run/nvidia/driver
+  driverRoot: ""            # where the driver is on the host; empty: the known places, see docs/nodeplugin.md
   injection: auto           # native | cdi | nvidia-runtime | auto (cdi if runtime and kubelet support it, else native)
   cdi: /var/run/cdi         # folder of CDI specifications
   policy: binpack           # the same, for shares that the scheduler did not place
