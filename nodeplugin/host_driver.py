@@ -210,8 +210,8 @@ class HostDriver:
                 for file in sorted((self.root / folder).iterdir()):
                     # By the target, too: libnvidia-new.so.1 is a link to a file with the driver's version.
                     names = {file.name, file.readlink().name} if file.is_symlink() else {file.name}
-                    if any(is_library(name, version) for name in names) and self._find(file) is not None:
-                        files.setdefault(f"lib64/{file.name}", file)
+                    if any(is_library(name, version) for name in names) and (found := self._find(file)) is not None:
+                        files.setdefault(f"lib64/{file.name}", found)
         for name in PROGRAMS:
             for folder in PROGRAM_FOLDERS:
                 if (program := self._find(self.root / folder / name)) is not None:

@@ -264,16 +264,21 @@ def test_libraries_that_newer_drivers_add_are_taken_by_their_version(host: Host)
     }
 
 
-def test_flatcars_driver_is_found_through_its_links(host: Host) -> None:
-    """The folder of the current version is an absolute link, and so are its programs."""
+def test_flatcars_driver_is_found_through_its_links(host: Host, tmp_path: Path) -> None:
+    """The folder of the current version is an absolute link, and files in it are links out of it."""
     host.install(below="opt/nvidia/550/")
     host.link("opt/nvidia/current", "/opt/nvidia/550")
     (host.root / "opt/nvidia/550/usr/bin/nvidia-smi").unlink()
     host.link("opt/nvidia/550/usr/bin/nvidia-smi", "/opt/bin/nvidia-smi")
     program = host.file("opt/bin/nvidia-smi")
+    host.file("opt/lib/libnvidia-cfg.so.1", "elsewhere")
+    host.link(f"opt/nvidia/550/{LIBRARIES}/libnvidia-cfg.so.1", "/opt/lib/libnvidia-cfg.so.1")
     driver = host.driver()
     assert driver.root == host.root / "opt/nvidia/550"
     assert driver.find_files()["bin/nvidia-smi"] == program
+    made = laid_out(host, tmp_path / "driver")
+    assert (made / "lib64/libnvidia-cfg.so.1").read_text() == "elsewhere"
+    assert (made / "lib64/libcuda.so.1").read_text() == f"libcuda {VERSION}"
 
 
 PLACES_OF_OTHERS = {
