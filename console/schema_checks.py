@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from console.object_schema import Mismatch, Steps, mismatches
+from cluster.object_schema import Mismatch, Steps, mismatches
 from vcuda.decision import Code, Reason, printable
 from vcuda.request import container_duplicate
 from vcuda.workload_kinds import BY_KIND, WORKLOAD_KINDS

@@ -7,7 +7,7 @@ import yaml
 from msgspec import Struct
 
 from console.manifests import Document
-from console.object_schema import Steps
+from cluster.object_schema import Steps
 from console.schema_checks import unquoted_scalars
 from vcuda.strict_yaml import DocumentError, StrictLoader
 

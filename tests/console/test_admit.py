@@ -444,8 +444,8 @@ REJECTED_BY_THE_API: dict[str, tuple[dict[str, str], str]] = {
         "8: spec.containers[0].imagePullPolcy: the API has no such field, and kubectl rejects it; write imagePull",
     ),
     "an unknown field in metadata": (
-        {"metadata": ", lables: {a: b}"},
-        "3: metadata.lables: the API has no such field, and kubectl rejects it; write labels",
+        {"metadata": ", labelz: {a: b}"},
+        "3: metadata.labelz: the API has no such field, and kubectl rejects it; write labels",
     ),
     "text instead of a number": (
         {"spec": '\n  terminationGracePeriodSeconds: "30"'},

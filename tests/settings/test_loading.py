@@ -202,8 +202,8 @@ def test_text_is_not_parsed_as_yaml() -> None:
 
 def test_keys_of_a_merged_mapping_may_be_overridden() -> None:
     """A YAML merge key is not a duplicate."""
-    assert parse_documents("a: &a {x: 1, y: 1}\nb:\n  <<: *a\n  y: 2\n") == [
-        {"a": {"x": 1, "y": 1}, "b": {"x": 1, "y": 2}}
+    assert parse_documents("a: &a {p: 1, q: 1}\nb:\n  <<: *a\n  q: 2\n") == [
+        {"a": {"p": 1, "q": 1}, "b": {"p": 1, "q": 2}}
     ]
 
 
