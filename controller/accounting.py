@@ -10,18 +10,26 @@ from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
+from cluster.objects import Metadata
 from controller.pod_usage import PodUsage
 from vcuda.charge_moves import revert_move
 from vcuda.charging import Candidate, PodDemand, candidates, charge_on
 from vcuda.decision import Reason
-from vcuda.ledger import MAX_HOLDERS, ChargeRequest, Ledger, LedgerState, PodKey, Reservation, mark_used, reserve
+from vcuda.ledger import (
+    MAX_HOLDERS,
+    ChargeRequest,
+    Ledger,
+    LedgerState,
+    PodKey,
+    Reservation,
+    mark_used,
+    pack_uid,
+    reserve,
+)
 from vcuda.namespace_policy import Mode
 from vcuda.quota_refusals import DEFAULT_REMEDIES, RemedyContext
-from vcuda.quota_usage import ANY, Charge, Holder
+from vcuda.quota_usage import ANY, RESERVATION_S, Charge, Holder
 
-# How long a reservation waits for its pod. A create can take effect up to 34 s after its validating call was answered
-# (measured on Kubernetes 1.36); the rest is margin.
-RESERVATION_S = 45
 # How long a charge that is being moved waits for its pod to be bound: the time for a binding, and for its late effect.
 MOVE_S = 90
 
@@ -154,4 +162,16 @@ def remove_missing(ledger: Ledger, missing: Iterable[PodKey], existing: Collecti
     """Remove charges whose pods are not in `existing`, which must be listed after the ledger was read."""
     for key in missing:
         if key not in existing:
+            ledger.release(key)
+
+
+def release_failed_creates(ledger: Ledger, holders: Mapping[PodKey, Metadata]) -> None:
+    """Release reservations of pods that cannot be created, because another pod has their name.
+
+    `holders` are the pods that had the names of reserved pods, read after the ledger. One that is being deleted proves
+    nothing, because the name may be free when the create takes effect. Should another be deleted at once while the
+    create is still on its way, the new pod has no charge and waits for one, like each that outlives its reservation.
+    """
+    for key, holder in holders.items():
+        if holder.deletion_timestamp is None and pack_uid(holder.uid) != key:
             ledger.release(key)

@@ -15,10 +15,10 @@ from cluster.errors import NotFound
 from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata, Owners
 from cluster.retrying import LOST_RACE, retry_on_conflict
-from controller.accounting import RESERVATION_S
 from vcuda.decision import Unavailable
 from vcuda.decoding import decoder_for
 from vcuda.names import LEDGER_REGISTRY, LEDGER_REGISTRY_KEY
+from vcuda.quota_usage import RESERVATION_S
 
 MAX_ATTEMPTS = 10
 

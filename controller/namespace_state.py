@@ -9,8 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 
-from controller.accounting import RESERVATION_S, lifetime_s
+from controller.accounting import lifetime_s
 from vcuda.ledger import Ledger, PodKey, Reservation
+from vcuda.quota_usage import RESERVATION_S
+
+# A reserved pod that does not appear for this long is looked up by its name, and then seldom: most pods appear at once.
+LOOK_UP_AFTER_S, LOOK_UP_AGAIN_S = 0.5, 10.0
+# How many are looked up in one reconcile; the others follow in the next.
+MAX_LOOKUPS = 20
 
 
 class FirstSeen(Struct, frozen=True):
@@ -29,6 +35,8 @@ class NamespaceState(Struct):
     last_started: float = float("-inf")
     deleted_pods: set[PodKey] = set()
     reservations: dict[Reservation, FirstSeen] = {}
+    # Reserved pods that have not appeared, with the time at which their name is looked up.
+    lookups: dict[PodKey, float] = {}
     # Pods without a charge, with the reason.
     waiting: dict[PodKey, str] = {}
     # When a closed ledger may open; None unless it is closed.
@@ -88,6 +96,15 @@ class NamespaceStates:
             # Replaced, never changed in place: so the caller may keep what is returned.
             state.reservations = {each: known.get(each) or FirstSeen(now, at_start) for each in reservations}
             return state.reservations
+
+    def due_lookups(self, namespace: str, unseen: Iterable[PodKey], now: float) -> list[PodKey]:
+        """Record which reserved pods have not appeared; returns those whose names are to be looked up now."""
+        with self._lock:
+            state = self._state(namespace)
+            state.lookups = {pod: state.lookups.get(pod, now + LOOK_UP_AFTER_S) for pod in unseen}
+            due = [pod for pod, at in state.lookups.items() if at <= now][:MAX_LOOKUPS]
+            state.lookups.update(dict.fromkeys(due, now + LOOK_UP_AGAIN_S))
+            return due
 
     def is_own_write(self, namespace: str, resource_version: str) -> bool:
         """Whether a version of the ledger is the one that this process wrote last."""
@@ -182,10 +199,11 @@ class NamespaceStates:
             self._state(namespace).opens_at = None
 
     def due_times(self, namespace: str) -> list[float]:
-        """Return when reservations expire and when a closed ledger may open."""
+        """Return when reservations expire, when reserved pods are looked up, and when a closed ledger may open."""
         with self._lock:
             state = self._state(namespace)
             times = [seen.at + lifetime_s(reservation) for reservation, seen in state.reservations.items()]
+            times += state.lookups.values()
             return times if state.opens_at is None else [*times, state.opens_at]
 
     def waiting(self, namespace: str) -> Mapping[PodKey, str]:

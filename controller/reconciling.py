@@ -14,11 +14,11 @@ from cluster.interface import Cluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap, Metadata, ObjectReference, Owners
 from cluster.retrying import retry_on_conflict
 from controller.accounting import (
-    RESERVATION_S,
     NamespaceView,
     ReconcileReport,
     lifetime_s,
     reconcile_ledger,
+    release_failed_creates,
     remove_missing,
     revert_stalled,
 )
@@ -36,6 +36,7 @@ from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
 from vcuda.namespace_policy import Mode
 from vcuda.quota import QuotaError
 from vcuda.quota_refusals import RemedyContext
+from vcuda.quota_usage import RESERVATION_S
 from vcuda.scheme import Scheme
 
 MAX_ATTEMPTS = 20
@@ -137,7 +138,7 @@ class NamespaceReconciler:
         ledger = self._prepare_ledger(namespace, existing.metadata.uid, stored)
         deleted = self._states.deleted_pods(namespace)
         report = self._account(namespace, ledger, deleted)
-        stored = self._write(namespace, stored, ledger)
+        stored = self._release_failed_creates(namespace, self._write(namespace, stored, ledger))
         if report.missing or report.stalled:
             # Only a list that is made after the ledger was read proves that a charged pod does not exist, or is not
             # bound.
@@ -152,6 +153,22 @@ class NamespaceReconciler:
         self._registry.add({namespace: existing.metadata.uid})
         self._states.pods_freed(namespace, deleted)
         return stored, report
+
+    def _release_failed_creates(self, namespace: str, stored: StoredLedger) -> StoredLedger:
+        """Look up the names of reserved pods that have not appeared, and release those that another pod has.
+
+        Pods without GPUs are not cached, and a cache may be behind: so each is read from the API server.
+        """
+        names = stored.ledger.reserved_names()
+        holders: dict[PodKey, Metadata] = {}
+        for key in self._states.due_lookups(namespace, names, self._clock()):
+            with suppress(NotFound):
+                holders[key] = self._cluster.get(PODS, names[key], namespace).metadata
+        if not holders:
+            return stored
+        ledger = stored.ledger.copy()
+        release_failed_creates(ledger, holders)
+        return self._write(namespace, stored, ledger)
 
     def _clean_up(self, namespace: str, stored: StoredLedger | None) -> None:
         """Delete what is left of a namespace that is gone. A stale cache does not prove it: ask the API server."""

@@ -138,7 +138,10 @@ def fit_charge(
             elif exceeded := usage.exceeded_limits(candidate.model, amounts):
                 # The memory of a whole GPU is what it is: a pod cannot ask for less of it.
                 unit_mib = 0 if depends_on_card_memory(demand) else remedies.unit_mib
-                reasons += [quota_exceeded(key, amounts, candidate.model, usage, unit_mib) for key in exceeded]
+                reasons += [
+                    quota_exceeded(key, amounts, candidate.model, usage, unit_mib, now_s=remedies.now_s)
+                    for key in exceeded
+                ]
             else:
                 return ChargeFit(charge)
         alternatives = alternative_models(usage, demand, options, cards)

@@ -6,18 +6,23 @@ then on. The quotas are part of the document, so that every replica that writes 
 limits, however old its own view of the quotas is. A compare-and-swap replaces the document as a whole.
 
     {"v": 1, "namespace": "<uid>", "state": "open", "quotasAt": 4711, "quotas": [...], "holders": [...],
-     "groups": [{"charge": {"model": "A100", "cores": 50, "memoryMiB": 7680}, "since": 1700000000, "pods": "<uids>"}]}
+     "groups": [{"charge": {"model": "A100", "cores": 50, "memoryMiB": 7680}, "since": 1700000000, "pods": "<uids>"}],
+     "names": {"<uid>": "train-0"}}
 
-Pods with equal charges form a group, with 22 characters for each pod: 30,000 pods fit into one ConfigMap.
+Pods with equal charges form a group, with 22 characters for each pod: 30,000 pods fit into one ConfigMap. Only a
+reservation has its pod's name: by it the controller finds out that the pod cannot be created, because another one has
+that name.
 """
 
 import binascii
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from vcuda.charging import Demand, fit_charge
 from vcuda.decision import Reason
@@ -32,7 +37,7 @@ from vcuda.quota_refusals import (
     ledger_missing,
     ledger_rebuilding,
 )
-from vcuda.quota_usage import Charge, Holder, QuotaUsage, model_by_name, usage_of_charges
+from vcuda.quota_usage import Charge, Holder, QuotaUsage, Reserved, model_by_name, usage_of_charges
 
 VERSION = 1
 UID_BYTES = 16
@@ -43,6 +48,11 @@ MAX_BYTES = 900_000
 MAX_HOLDERS = 8
 # Upper bounds for a group without its pods and its model's name, and for a holder with the longest names.
 GROUP_BYTES, HOLDER_BYTES = 160, 600
+
+# What may be the name of a pod: anything else is not recorded.
+POD_NAME = re.compile(r"[a-z0-9.-]{1,253}", re.ASCII)
+# What the name of a reserved pod takes beside itself and the key: quotes, a colon, a comma.
+NAME_BYTES = 6
 
 # A pod's UID in base64.
 PodKey = str
@@ -77,6 +87,7 @@ class LedgerDocument(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     versions: dict[str, int] = {}
     groups: tuple[ChargeGroup, ...] = ()
     holders: tuple[Holder, ...] = ()
+    names: dict[PodKey, str] = {}
 
 
 DECODER = decoder_for(LedgerDocument)
@@ -119,6 +130,9 @@ class Ledger:
         # The same entries twice: the keys of each group in one text, as they are stored, and the entry of each pod.
         self._groups: dict[LedgerEntry, str] = {}
         self._entries: dict[PodKey, LedgerEntry] = {}
+        # The names of reserved pods, and what they take in the document.
+        self._names: dict[PodKey, str] = {}
+        self._names_size = 0
         # Computed when needed, and dropped by the change that makes them obsolete.
         self._usage: QuotaUsage | None = None
         self._quotas_size: int | None = None
@@ -130,6 +144,7 @@ class Ledger:
         other.quotas, other.quotas_at, other.holders = self.quotas, self.quotas_at, self.holders
         other.versions, other._quotas_size = self.versions, self._quotas_size
         other._groups, other._entries = self._groups.copy(), self._entries.copy()
+        other._names, other._names_size = self._names.copy(), self._names_size
         return other
 
     def __eq__(self, other: object) -> bool:
@@ -153,6 +168,10 @@ class Ledger:
 
     def reservations(self) -> Iterator[Reservation]:
         return reservations_of(self.groups())
+
+    def reserved_names(self) -> Mapping[PodKey, str]:
+        """Return the names of reserved pods, as far as they are known."""
+        return self._names
 
     def pods(self) -> KeysView[PodKey]:
         """Return all charged pods, used and reserved."""
@@ -203,7 +222,7 @@ class Ledger:
     @property
     def usage(self) -> QuotaUsage:
         if self._usage is None:
-            charges = ((charge, since is not None, count_keys(pods)) for (charge, since), pods in self._groups.items())
+            charges = ((charge, since, count_keys(pods)) for (charge, since), pods in self._groups.items())
             self._usage = usage_of_charges(self.quotas, charges, self.holders)
         return self._usage
 
@@ -213,24 +232,34 @@ class Ledger:
             self._quotas_size = len(msgspec.json.encode((self.quotas, self.versions)))
         groups = sum(GROUP_BYTES + len(charge.model) for charge, _ in self._groups)
         groups += sum(GROUP_BYTES + len(charge.moved_from.model) for charge, _ in self._groups if charge.moved_from)
-        return KEY_WIDTH * len(self._entries) + groups + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
+        pods = KEY_WIDTH * len(self._entries) + self._names_size
+        return pods + groups + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
 
-    def reserve(self, pod: PodKey, charge: Charge, now_s: int) -> None:
+    def reserve(self, pod: PodKey, charge: Charge, now_s: int, name: str = "") -> None:
         """Add a reservation for a new pod without checking it against the quotas."""
         # A batch reserves many pods in a row: adding to the usage is much cheaper than computing it again for each.
         usage = self.usage
         self.put(pod, charge, now_s)
+        self._set_name(pod, name)
         usage.reserve(model_by_name(charge.model), charge.amounts)
+        usage.reservations.append(Reserved(charge, now_s))
         self._usage = usage
 
     def _mark_changed(self) -> None:
         self.changes += 1
         self._usage = None
 
+    def _set_name(self, pod: PodKey, name: str) -> None:
+        if POD_NAME.fullmatch(name):
+            self._names[pod] = name
+            self._names_size += name_size(name)
+
     def _delete(self, pod: PodKey) -> bool:
         entry = self._entries.pop(pod, None)
         if entry is None:
             return False
+        if (name := self._names.pop(pod, None)) is not None:
+            self._names_size -= name_size(name)
         pods = self._groups[entry]
         at = pods.find(pod)
         while at % KEY_WIDTH:  # a match of the end of one key and the beginning of the next
@@ -241,6 +270,10 @@ class Ledger:
         else:
             del self._groups[entry]
         return True
+
+
+def name_size(name: str) -> int:
+    return KEY_WIDTH + len(name) + NAME_BYTES
 
 
 def count_keys(pods: str) -> int:
@@ -262,6 +295,7 @@ def encode_ledger(ledger: Ledger) -> str:
         versions=ledger.versions,
         groups=tuple(ledger.groups()),
         holders=ledger.holders,
+        names=dict(ledger.reserved_names()),
     )
     return msgspec.json.encode(document).decode()
 
@@ -284,6 +318,9 @@ def decode_ledger(text: str) -> Ledger:
             if pod in ledger._entries:  # noqa: SLF001
                 raise ValueError(f"pod {unpack_uid(pod)} is charged twice")
             ledger._entries[pod] = entry  # noqa: SLF001
+    for pod, name in document.names.items():
+        if pod in ledger:
+            ledger._set_name(pod, name)  # noqa: SLF001
     return ledger
 
 
@@ -304,7 +341,10 @@ def reservations_of(groups: Iterable[ChargeGroup]) -> Iterator[Reservation]:
 
 
 class ChargeRequest(Struct, frozen=True):
-    """A pod to be charged. `cards` is the memory of the largest GPU of each model that it can get."""
+    """A pod to be charged. `cards` is the memory of the largest GPU of each model that it can get.
+
+    `name` is the pod's, if it is known.
+    """
 
     pod: PodKey
     demand: Demand
@@ -312,6 +352,7 @@ class ChargeRequest(Struct, frozen=True):
     cards: Mapping[str, int]
     dry_run: bool = False
     remedies: RemedyContext = DEFAULT_REMEDIES
+    name: str = ""
 
 
 class ChargeResult(Struct, frozen=True):
@@ -337,11 +378,12 @@ def reserve(ledger: Ledger, request: ChargeRequest, now_s: int, cluster_mode: Mo
     # Also in audit mode: what is not in the ledger could not be accounted for.
     if ledger.size() > MAX_BYTES:
         return ChargeResult(reasons=(ledger_full(len(ledger)),))
-    fit = fit_charge(ledger.usage, request.demand, request.options, request.cards, request.remedies)
+    remedies = replace(request.remedies, now_s=now_s)
+    fit = fit_charge(ledger.usage, request.demand, request.options, request.cards, remedies)
     if fit.reasons and enforced:
         return ChargeResult(reasons=fit.reasons)
     if not request.dry_run:
-        ledger.reserve(request.pod, fit.charge, now_s)
+        ledger.reserve(request.pod, fit.charge, now_s, request.name)
     return ChargeResult(fit.charge, audited=fit.reasons)
 
 

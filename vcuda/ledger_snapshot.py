@@ -28,7 +28,7 @@ class LedgerSnapshot:
     @cached_property
     def usage(self) -> QuotaUsage:
         groups = self._document.groups
-        charges = ((each.charge, each.since is not None, count_keys(each.pods)) for each in groups)
+        charges = ((each.charge, each.since, count_keys(each.pods)) for each in groups)
         return usage_of_charges(self._document.quotas, charges, self._document.holders)
 
     def charge(self, pod: PodKey) -> Charge | None:

@@ -14,7 +14,7 @@ from vcuda.decision import Code, Reason
 from vcuda.dimensions import CORES, EXPLAINED_UNITS, MEMORY, PODS, UNITS
 from vcuda.gpu_model import GpuModel, parse_model
 from vcuda.quota import ALL_TYPES, DENY, Quota
-from vcuda.quota_usage import ANY, LimitKey, QuotaUsage
+from vcuda.quota_usage import ANY, RESERVATION_S, LimitKey, QuotaUsage, Unconfirmed
 from vcuda.vocabulary import CORES_PER_CARD
 
 # Enough to know whom to ask; kubectl shows a refusal as one paragraph.
@@ -24,16 +24,28 @@ EXCEEDED = "exceeded quota: "
 
 
 class RemedyContext(Struct, frozen=True):
-    """What remedies mention: the annotation in which a pod names its models, and the unit of its memory requests."""
+    """What refusals mention: the annotation in which a pod names its models, and the unit of its memory requests.
+
+    `now_s` is the time to which the ends of reservations are relative; without it they are not mentioned.
+    """
 
     annotation: str = "use-gputype"
     unit_mib: int = 1
+    now_s: int | None = None
 
 
 DEFAULT_REMEDIES = RemedyContext()
 
 
-def quota_exceeded(key: LimitKey, amounts: Amounts, model: GpuModel, usage: QuotaUsage, unit_mib: int = 1) -> Reason:
+def quota_exceeded(
+    key: LimitKey,
+    amounts: Amounts,
+    model: GpuModel,
+    usage: QuotaUsage,
+    unit_mib: int = 1,
+    *,
+    now_s: int | None = None,
+) -> Reason:
     """Refuse amounts of a model that exceed a limit. `unit_mib` is 0 if the pod cannot ask for less memory."""
     quota, line, dimension = key
     asked, used, reserved, hard = amounts[dimension], usage.used[key], usage.reserved[key], usage.hard[key]
@@ -48,6 +60,12 @@ def quota_exceeded(key: LimitKey, amounts: Amounts, model: GpuModel, usage: Quot
         # Happens when a quota is lowered, and to pods that were running before there was one.
         over = used + reserved - hard
         message += f"; already {over} over the limit: no pod is admitted until usage drops below it"
+    # For programs, in the webhook's /decisions.
+    numbers = {"asked": asked, "used": used, "reserved": reserved, "hard": hard, "short": short}
+    if now_s is not None and (unconfirmed := usage.unconfirmed(key)) is not None:
+        ends_in_s = max(1, min(RESERVATION_S, unconfirmed.last_since + RESERVATION_S - now_s))
+        numbers |= {"unconfirmed": unconfirmed.amount, "unconfirmedPods": unconfirmed.pods, "endsInS": ends_in_s}
+        message += f"; {unconfirmed_text(unconfirmed, dimension, ends_in_s)}"
     if holders := usage.largest_holders(key, MAX_HOLDERS_NAMED):
         named = ", ".join(f"{holder.name} ({holder.amounts[dimension]})" for holder in holders)
         message += f"; largest holders: {named}"
@@ -59,9 +77,17 @@ def quota_exceeded(key: LimitKey, amounts: Amounts, model: GpuModel, usage: Quot
         message=message,
         # Waiting does not help a pod that asks for more than the whole quota.
         remedy=exceeded_remedy(key, largest, short if asked <= hard else 0),
-        # For programs, in the webhook's /decisions.
-        numbers={"asked": asked, "used": used, "reserved": reserved, "hard": hard, "short": short},
+        numbers=numbers,
     )
+
+
+def unconfirmed_text(unconfirmed: Unconfirmed, dimension: str, ends_in_s: int) -> str:
+    """Say what is reserved for pods that may never appear, because something else refused them, and for how long."""
+    reserved = f"{unconfirmed.amount} {UNITS[dimension]} are reserved for"
+    if unconfirmed.pods == 1:
+        return f"{reserved} 1 pod that does not exist yet, as far as is known; this reservation ends in {ends_in_s} s"
+    pods = f"{unconfirmed.pods} pods that do not exist yet, as far as is known"
+    return f"{reserved} {pods}; the last of these reservations ends in {ends_in_s} s"
 
 
 def largest_request(dimension: str, free: int, unit_mib: int) -> str:

@@ -20,6 +20,9 @@ ANY = GpuModel("any", "any")
 
 # One limit: the name of its quota, its line under `types`, its dimension.
 LimitKey = tuple[str, str, str]
+# How long a reservation waits for its pod. A create can take effect up to 34 s after its validating call was answered
+# (measured on Kubernetes 1.36); the rest is margin.
+RESERVATION_S = 45
 
 
 class Charge(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -53,6 +56,22 @@ class Holder(Struct, frozen=True, rename="camel"):
         return Amounts({CORES: self.cores, MEMORY: self.memory_mib, PODS: self.pods})
 
 
+class Reserved(Struct, frozen=True):
+    """Equal charges of admitted pods that are not known to exist yet, reserved since the same second."""
+
+    charge: Charge
+    since: int
+    pods: int = 1
+
+
+class Unconfirmed(Struct, frozen=True):
+    """How much of a limit is reserved for pods that are not known to exist, for how many, and since when the last."""
+
+    amount: int
+    pods: int
+    last_since: int
+
+
 def model_by_name(name: str) -> GpuModel:
     """Return the model of a charge; raises a ValueError if it names none."""
     return ANY if name == ANY.name else parse_model(name)
@@ -72,6 +91,8 @@ class QuotaUsage:
         holders: Sequence[Holder] = (),
     ) -> None:
         self.quotas, self.holders = tuple(quotas), holders
+        # What is `reserved`, one by one: only refusals read it.
+        self.reservations: list[Reserved] = []
         # Matching a model against every line is the costly part, and the pods of a namespace share a few models.
         self._limits_of: dict[str, tuple[tuple[LimitKey, str], ...]] = {}
         self.used = self._by_limit(used or {})
@@ -132,6 +153,21 @@ class QuotaUsage:
         ]
         return sorted(holders, key=lambda holder: (-holder.amounts[dimension], holder.name))[:count]
 
+    def unconfirmed(self, key: LimitKey) -> Unconfirmed | None:
+        """Return what of a limit is reserved for pods that are not known to exist; None if nothing is."""
+        parts = [
+            Unconfirmed(amount * each.pods, each.pods, each.since)
+            for each in self.reservations
+            if (amount := self.charged_by_limit(each.charge)[key])
+        ]
+        if not parts:
+            return None
+        return Unconfirmed(
+            sum(each.amount for each in parts),
+            sum(each.pods for each in parts),
+            max(each.last_since for each in parts),
+        )
+
     def charged_by_limit(self, charge: Charge) -> Amounts:
         """Return what a charge counts against each limit, with what it holds of its former model."""
         counted = self.amounts_by_limit(model_by_name(charge.model), charge.amounts)
@@ -153,18 +189,22 @@ class QuotaUsage:
 
 
 def usage_of_charges(
-    quotas: Sequence[Quota], charges: Iterable[tuple[Charge, bool, int]], holders: Sequence[Holder] = ()
+    quotas: Sequence[Quota], charges: Iterable[tuple[Charge, int | None, int]], holders: Sequence[Holder] = ()
 ) -> QuotaUsage:
-    """Return the usage of charges, each with whether it is reserved, and how many pods have it."""
+    """Return the usage of charges, each with since when it is reserved, if it is, and how many pods have it."""
     used: dict[str, Amounts] = {}
     reserved: dict[str, Amounts] = {}
     moving: list[tuple[Charge, int]] = []
-    for charge, is_reserved, count in charges:
-        by_model = reserved if is_reserved else used
+    reservations: list[Reserved] = []
+    for charge, since, count in charges:
+        by_model = used if since is None else reserved
         by_model[charge.model] = by_model.get(charge.model, Amounts()) + charge.amounts.times(count)
         if charge.moved_from is not None:
-            moving.append((charge, count))
+            moving.append((charge, count))  # its pod exists
+        elif since is not None:
+            reservations.append(Reserved(charge, since, count))
     usage = QuotaUsage(quotas, used, reserved, holders)
+    usage.reservations = reservations
     for charge, count in moving:
         usage.hold_former(charge, count)
     return usage

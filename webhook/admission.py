@@ -280,6 +280,7 @@ class Admission:
             cards=self._cards(policy),
             dry_run=bool(request.dry_run),
             remedies=RemedyContext(self.config.names.use_models, self.config.scheme.unit_mib),
+            name=pod.metadata.name,
         )
         return decision, LedgerRequest(request.namespace, charge=charge)
 

@@ -1,8 +1,9 @@
 """What the quota controller remembers between reconciles: nothing that happens during a reconcile is lost."""
 
-from controller.accounting import MOVE_S, RESERVATION_S
+from controller.accounting import MOVE_S
 from controller.namespace_state import FirstSeen, InitialReconcile, NamespaceStates
 from vcuda.ledger import Ledger, Reservation
+from vcuda.quota_usage import RESERVATION_S
 
 TEAM = "team"
 

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,11 +17,12 @@ import pytest
 from cluster.errors import NotFound
 from cluster.objects import CONFIG_MAPS, EVENTS, NAMESPACES, NODES, PODS
 from tests.cluster.objects import new_namespace
+from tests.cluster.real import ClusterError
 from tests.cluster.supervisor import ROOT
 from tests.controller.conftest import SYSTEM, QuotientCluster
 from tests.running import flags
 from tests.waiting import eventually
-from tests.webhook.pods import NAMES, gpu, pod, workload
+from tests.webhook.pods import NAMES, container, gpu, pod, workload
 from vcuda.ledger import LedgerState
 from vcuda.names import LEDGER_PREFIX, LEDGER_REGISTRY
 
@@ -92,6 +94,34 @@ def test_both_forms_of_a_quota_apply_together(quotient: QuotientCluster) -> None
     finally:
         quotient.real.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system")
     eventually(lambda: quotient.create(namespace, 1, "A100", dry_run=True).startswith("p-"), "the other quota alone")
+
+
+@pytest.mark.parametrize("has_gpu", [True, False], ids=["a GPU pod has it", "another pod has it"])
+def test_the_room_of_a_create_that_fails_because_of_its_name_is_usable_within_2_s(
+    quotient: QuotientCluster,
+    record_property: Callable[..., None],
+    has_gpu: bool,  # noqa: FBT001
+) -> None:
+    """Validation comes before the API server sees that the name is taken, so the pod was charged."""
+    namespace = quotient.namespace(QUOTA)
+    existing, second = (
+        each | {"metadata": {"name": "same", "namespace": namespace, "annotations": {NAMES.use_models: "A100"}}}
+        for each in (pod(gpu(core="10", memory="4") if has_gpu else container()), pod(gpu(core="90", memory="4")))
+    )
+    assert "created" in quotient.real.kubectl("create", "-f-", stdin=json.dumps(existing))
+    used = 10 if has_gpu else 0
+    eventually(lambda: quotient.cores(namespace) == (100, used, 0), "the usage")
+    with pytest.raises(ClusterError, match="already exists"):
+        quotient.real.kubectl("create", "-f-", stdin=json.dumps(second))
+    started = time.monotonic()
+    refused = quotient.create(namespace, 90, "A100", dry_run=True)
+    assert "90 cores are reserved for 1 pod that does not exist yet" in refused
+    assert "this reservation ends in 4" in refused
+    eventually(lambda: quotient.create(namespace, 90, "A100", dry_run=True).startswith("p-"), "the free quota", 5)
+    took_s = time.monotonic() - started
+    record_property("took_s", took_s)
+    assert took_s < 5, "the reservation would have lasted 45 s"
+    assert len(quotient.ledger(namespace)) == has_gpu
 
 
 def test_a_quota_can_be_lowered_below_its_usage(quotient: QuotientCluster) -> None:

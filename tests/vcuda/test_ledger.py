@@ -74,7 +74,7 @@ def test_the_stored_form_does_not_change() -> None:
     ledger.set_quotas([quota], 4711, {"team/q": 4700})
     ledger.set_holders([Holder("Job/train", "A100", cores=50, pods=1, memory_mib=7680)])
     ledger.put(used, Charge("A100", 50, 7680), None)
-    ledger.reserve(reserved, Charge("A100", 50, 7680), 1700000000)
+    ledger.reserve(reserved, Charge("A100", 50, 7680), 1700000000, "train-0")
     charge = {"model": "A100", "cores": 50, "memoryMiB": 7680}
     expected = {
         "v": 1,
@@ -96,10 +96,33 @@ def test_the_stored_form_does_not_change() -> None:
             {"charge": charge, "pods": "cFq09WOTEei3zEIBCoAAAg", "since": 1700000000},
         ],
         "holders": [{"name": "Job/train", "model": "A100", "cores": 50, "pods": 1, "memoryMiB": 7680}],
+        "names": {"cFq09WOTEei3zEIBCoAAAg": "train-0"},
     }
     assert encode_ledger(ledger) == json.dumps(expected, separators=(",", ":"))
     assert [str(state) for state in LedgerState] == ["wanted", "closed", "open"]
     assert encode_ledger(Ledger()) == '{"v":1,"namespace":"","state":"wanted"}'
+
+
+def test_a_name_is_kept_as_long_as_its_pod_is_reserved() -> None:
+    """Over copies and writes; not for a pod that exists or is released."""
+    ledger, (kept, used, released) = open_ledger(), (pod(), pod(), pod())
+    for key, name in ((kept, "kept"), (used, "used"), (released, "released")):
+        ledger.reserve(key, A100, 1, name)
+    mark_used(ledger, used)
+    ledger.release(released)
+    for each in (ledger, ledger.copy(), decode_ledger(encode_ledger(ledger))):
+        assert each.reserved_names() == {kept: "kept"}
+        assert each.size() == ledger.size()
+    ledger.release(kept)
+    assert '"names"' not in encode_ledger(ledger)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 254, 'quo"te', "ünïcode", "new\nline"])
+def test_a_text_that_no_pod_can_have_as_its_name_is_not_recorded(name: str) -> None:
+    """It comes from a review, which may be forged."""
+    ledger = open_ledger()
+    ledger.reserve(pod(), A100, 1, name)
+    assert not ledger.reserved_names()
 
 
 @given(st.lists(st.tuples(st.uuids(), st.sampled_from([A100, T4]), st.none() | st.integers(0, 3)), max_size=30))
@@ -226,6 +249,14 @@ def test_a_ledger_never_outgrows_its_configmap() -> None:
     assert extend_charge(ledger, pod(), A100, 1).reasons
     ledger.release(keys[0])
     assert len(keys) > 30_000
+
+
+def test_a_ledger_of_reservations_with_long_names_stays_within_its_configmap_too() -> None:
+    ledger = open_ledger("types: {A100: {cores: 10000000}}")
+    while ledger.size() <= MAX_BYTES:
+        ledger.reserve(pod(), A100, 1, "x" * 253)
+    assert len(encode_ledger(ledger)) <= ledger.size() < 1 << 20
+    assert len(ledger) > 2_500
 
 
 def test_newer_quotas_replace_older_ones_and_not_the_other_way_round() -> None:

@@ -9,7 +9,7 @@ from vcuda.decision import Code
 from vcuda.dimensions import CORES, PODS
 from vcuda.pod_options import PodOptions
 from vcuda.quota_refusals import RemedyContext
-from vcuda.quota_usage import Holder, QuotaUsage
+from vcuda.quota_usage import Charge, Holder, QuotaUsage, Reserved, usage_of_charges
 
 
 def cores_of(**cores: int) -> dict[str, Amounts]:
@@ -156,3 +156,28 @@ def test_quotas_that_exclude_each_other_are_not_blamed_on_excluded_models() -> N
     reasons = fit_charge(QuotaUsage(both), fixed(1), PodOptions(avoided_models=("L4",)), CARDS).reasons
     assert reasons
     assert not any("nouse-gputype" in reason.message for reason in reasons)
+
+
+def test_a_refusal_says_what_is_reserved_for_pods_that_do_not_exist_and_when_that_ends() -> None:
+    """Another webhook or quota may have refused them after they were charged; a pod that is being bound exists."""
+    moving = Charge("A100", 10, 0, moved_from=Charge("A100", 10, 0))
+    charges = [
+        (Charge("A100", 100, 0), 86, 1),
+        (Charge("A100", 50, 0), 90, 2),
+        (Charge("T4", 10, 0), 95, 1),
+        (Charge("A100", 10, 0), None, 1),
+        (moving, 99, 1),
+    ]
+    usage = usage_of_charges([quota("types: {A100: {cores: 220}, T4: {cores: 200}}")], charges)
+    request = RemedyContext(now_s=100)
+    (reason,) = fit_charge(usage, fixed(50), PodOptions(models=("A100",)), {}, request).reasons
+    assert (
+        "; 200 cores are reserved for 3 pods that do not exist yet, as far as is known; "
+        "the last of these reservations ends in 35 s" in reason.message
+    )
+    assert reason.numbers["unconfirmed"] == 200
+    assert (reason.numbers["unconfirmedPods"], reason.numbers["endsInS"]) == (3, 35)
+    usage.reservations = [Reserved(Charge("A100", 100, 0), 10)]
+    (reason,) = fit_charge(usage, fixed(50), PodOptions(models=("A100",)), {}, request).reasons
+    assert "100 cores are reserved for 1 pod that does not exist yet" in reason.message
+    assert "ends in 1 s" in reason.message, "it is overdue, and ends as soon as the controller has confirmed it"
