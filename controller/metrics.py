@@ -1,14 +1,24 @@
 """The controller's metrics; their names are defined here and nowhere else."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from controller.certificate_controller import CertificateStatus
 from vcuda.ledger import Ledger, LedgerState
 
 LABELS = ("namespace", "quota", "type", "resource")
+
+
+class RetryCounts(Protocol):
+    """How many workloads wait for pods, and how often one was retried."""
+
+    retries: int
+
+    @property
+    def waiting(self) -> int: ...
 
 
 class Metrics:
@@ -20,7 +30,9 @@ class Metrics:
         lag_s: Callable[[], float],
         is_leading: Callable[[], bool],
         certificates: Callable[[], CertificateStatus],
+        retries: RetryCounts | None = None,
     ) -> None:
+        self._retries = retries
         self._ledgers, self._lag_s, self._is_leading, self._certificates = ledgers, lag_s, is_leading, certificates
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -38,6 +50,8 @@ class Metrics:
         )
         if leading:
             yield from certificate_series(self._certificates())
+        if leading and self._retries is not None:
+            yield from retry_series(self._retries)
         ledgers = self._ledgers() if leading else {}
         closed = sum(ledger.state is not LedgerState.OPEN for ledger in ledgers.values())
         yield GaugeMetricFamily("quotient_ledgers", "Namespaces that have a ledger", float(len(ledgers)))
@@ -57,6 +71,15 @@ class Metrics:
                 used.add_metric(labels, usage.used[key])
                 reserved.add_metric(labels, usage.reserved[key])
         yield from (hard, used, reserved)
+
+
+def retry_series(counts: RetryCounts) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "quotient_workloads_waiting", "Workloads with GPU pods that lack some of them", float(counts.waiting)
+    )
+    yield CounterMetricFamily(
+        "quotient_workload_retries", "Updates of workloads that made Kubernetes create pods at once", counts.retries
+    )
 
 
 def certificate_series(status: CertificateStatus) -> Iterator[Metric]:

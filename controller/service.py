@@ -14,6 +14,7 @@ from controller.certificate_controller import CertificateController, Certificate
 from controller.metrics import Metrics
 from controller.owner_refs import OwnerReferences
 from controller.quota_controller import QuotaController
+from controller.workload_retrier import WorkloadRetrier
 from ledger.ledger_store import LedgerStore
 from ledger.quota_cache import QuotaCache
 from settings.configuration import Configuration
@@ -55,6 +56,12 @@ class Service:
             is_leading=lambda: self.elector.leading,
             owners=owners,
         )
+        settings = configuration.controller
+        self.retrier = (
+            WorkloadRetrier(cluster, scheme, self.quota_controller.caches, is_leading=lambda: self.elector.leading)
+            if settings.retry_workloads
+            else None
+        )
         self.certificates = CertificateController(
             cluster,
             configuration.system_namespace,
@@ -73,8 +80,8 @@ class Service:
             self.quota_controller.lag_s,
             lambda: self.elector.leading,
             lambda: self.certificates.status,
+            self.retrier,
         )
-        settings = configuration.controller
         self.probes = Probes(settings.address, settings.ops_port, self.metrics.registry, self.not_live, self.not_ready)
         self.ending = threading.Event()
         self._log = structlog.get_logger()
@@ -86,6 +93,8 @@ class Service:
         self.probes.start()
         self.quotas.start()
         self.quota_controller.start()
+        if self.retrier is not None:
+            self.retrier.start()
         self.certificates.start()
         # Last: the elector's callback needs the others.
         self.elector.start()
@@ -94,12 +103,16 @@ class Service:
 
     def _on_started_leading(self) -> None:
         self.quota_controller.reconcile_all()
+        if self.retrier is not None:
+            self.retrier.retry_all()
         self.certificates.enqueue()
 
     def stop(self) -> None:
         """Stop all threads, and release the lease so that another replica leads at once."""
         self.certificates.stop()
         self.elector.stop()
+        if self.retrier is not None:
+            self.retrier.stop()
         self.quota_controller.stop()
         self.quotas.stop()
         self.probes.stop()
@@ -115,6 +128,8 @@ class Service:
         problems = [] if self.quota_controller.alive else ["a thread of the quota controller has stopped"]
         if not self.certificates.alive:
             problems.append("a thread of the certificate controller has stopped")
+        if self.retrier is not None and not self.retrier.alive:
+            problems.append("a thread that retries workloads has stopped")
         return problems if self.elector.alive else [*problems, "the thread of the leader election has stopped"]
 
     def not_ready(self) -> list[str]:

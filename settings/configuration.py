@@ -35,6 +35,7 @@ controller:
   address: 0.0.0.0          # address to listen on
   opsPort: 8080             # HTTP: /livez, /readyz and /metrics
   identity: ""              # name in the leader election; empty: host name and process id
+  retryWorkloads: true      # make workloads create refused pods as soon as there is room: see docs/quotas.md
 scheduler:
   address: 127.0.0.1        # address of the extender: kube-scheduler's container in the same pod calls it
   port: 3456                # HTTP: /scheduler/filter, /scheduler/prioritize, /scheduler/bind
@@ -166,6 +167,7 @@ class ControllerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fie
     address: str = "0.0.0.0"  # noqa: S104 - in a pod of its own
     ops_port: Port = 8080
     identity: str = ""
+    retry_workloads: bool = True
 
 
 class SchedulerSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):

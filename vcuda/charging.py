@@ -157,7 +157,7 @@ def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards:
 def fill(
     usage: QuotaUsage, demand: Demand, options: PodOptions, cards: Mapping[str, int], wanted: int
 ) -> tuple[int, QuotaUsage]:
-    """Return how many of `wanted` equal pods fit the quotas, and the usage with those that do, if not all fit."""
+    """Return how many of `wanted` equal pods fit the quotas, and the usage with those that do."""
     choices = candidates(usage.quotas, options, cards)
     if quota_requiring_model(usage.quotas, choices):
         return 0, usage
@@ -170,10 +170,11 @@ def fill(
             continue
         _, amounts = charge_on(candidate, demand)
         fitting = trial.count_fitting(candidate.model, amounts)
-        if fitting is None or count + fitting >= wanted:
-            return wanted, usage
+        fitting = wanted - count if fitting is None else min(fitting, wanted - count)
         count += fitting
         trial.reserve(candidate.model, amounts.times(fitting))
+        if count == wanted:
+            break
     return count, trial
 
 

@@ -30,6 +30,8 @@ OWNER_CLUSTER_ROLE = "quotient-owner"
 # RBAC resource of the API group that represents quotas, and the ValidatingAdmissionPolicy that checks it.
 QUOTA_RESOURCE, QUOTA_POLICY = "gpuquotas", "quotient-quota-guard"
 APP, APP_LABEL, COMPONENT_LABEL = "quotient", "app.kubernetes.io/name", "app.kubernetes.io/component"
+# Annotation of a workload that lacks pods: when the controller last made Kubernetes try again to create them.
+RETRIED_ANNOTATION = f"{API_GROUP}/retried-at"
 # Annotation of a webhook configuration: `auto` lets the controller set failurePolicy Fail, `never` keeps Ignore.
 ARM_ANNOTATION, ARM_AUTO, ARM_NEVER = f"{API_GROUP}/arm", "auto", "never"
 # Field managers of a webhook configuration: one for the caBundle, one for the failurePolicy.
@@ -104,6 +106,8 @@ ANCESTOR_ANNOTATIONS = ("predicate-gpu-idx-", "predicate-node", "predicate-time"
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 DEFAULT_SCHEDULER = "default-scheduler"
+# Value of a Job's `managedBy` that means Kubernetes' own controller, as no value does.
+JOB_CONTROLLER = "kubernetes.io/job-controller"
 # The immutable label with the namespace's name that the API server sets on every namespace.
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 # Label of an EndpointSlice: the Service it belongs to. Label of a Node: its host name.
