@@ -102,9 +102,12 @@ class NamespaceStates:
         with self._lock:
             state = self._state(namespace)
             state.lookups = {pod: state.lookups.get(pod, now + LOOK_UP_AFTER_S) for pod in unseen}
-            due = [pod for pod, at in state.lookups.items() if at <= now][:MAX_LOOKUPS]
-            state.lookups.update(dict.fromkeys(due, now + LOOK_UP_AGAIN_S))
-            return due
+            return [pod for pod, at in state.lookups.items() if at <= now][:MAX_LOOKUPS]
+
+    def looked_up(self, namespace: str, pods: Iterable[PodKey], now: float) -> None:
+        """Record that the names of reserved pods were looked up, and that the ledger was written accordingly."""
+        with self._lock:
+            self._state(namespace).lookups.update(dict.fromkeys(pods, now + LOOK_UP_AGAIN_S))
 
     def is_own_write(self, namespace: str, resource_version: str) -> bool:
         """Whether a version of the ledger is the one that this process wrote last."""

@@ -31,7 +31,8 @@ from controller.quota_status import encode_status, status_of
 from ledger.ledger_store import LedgerStore, StoredLedger, UnreadableLedger, read_ledger
 from ledger.quota_config_maps import LEGACY_QUOTA, is_quota_config_map, parse_quota_config_map
 from vcuda.catalogue import card_sizes_mib
-from vcuda.ledger import Ledger, LedgerState, PodKey, Reservation, pack_uid, reconcile_quotas
+from vcuda.ledger import Ledger, LedgerState, PodKey, Reservation, pack_uid
+from vcuda.ledger_quotas import reconcile_quotas
 from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
 from vcuda.namespace_policy import Mode
 from vcuda.quota import QuotaError
@@ -160,15 +161,18 @@ class NamespaceReconciler:
         Pods without GPUs are not cached, and a cache may be behind: so each is read from the API server.
         """
         names = stored.ledger.reserved_names()
+        due = self._states.due_lookups(namespace, names, self._clock())
+        if not due:
+            return stored
         holders: dict[PodKey, Metadata] = {}
-        for key in self._states.due_lookups(namespace, names, self._clock()):
+        for key in due:
             with suppress(NotFound):
                 holders[key] = self._cluster.get(PODS, names[key], namespace).metadata
-        if not holders:
-            return stored
         ledger = stored.ledger.copy()
         release_failed_creates(ledger, holders)
-        return self._write(namespace, stored, ledger)
+        written = self._write(namespace, stored, ledger)
+        self._states.looked_up(namespace, due, self._clock())
+        return written
 
     def _clean_up(self, namespace: str, stored: StoredLedger | None) -> None:
         """Delete what is left of a namespace that is gone. A stale cache does not prove it: ask the API server."""

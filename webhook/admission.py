@@ -14,7 +14,8 @@ from msgspec import Struct
 from vcuda.catalogue import CardModel, card_sizes_mib
 from vcuda.charging import PodDemand
 from vcuda.decision import BadRequest, Code, Decision, Reason
-from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, merge_newer_quotas, pack_uid, reserve
+from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, pack_uid, reserve
+from vcuda.ledger_quotas import merge_newer_quotas
 from vcuda.names import MIRROR_ANNOTATION
 from vcuda.namespace_policy import Mode, NamespacePolicy
 from vcuda.quota import Quota

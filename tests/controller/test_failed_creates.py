@@ -103,7 +103,9 @@ def test_only_pods_that_do_not_appear_are_looked_up_and_then_seldom() -> None:
     states = NamespaceStates()
     assert states.due_lookups(TEAM, ["a"], now=10) == []
     assert states.due_times(TEAM) == [10 + LOOK_UP_AFTER_S]
-    assert states.due_lookups(TEAM, ["a"], now=10 + LOOK_UP_AFTER_S) == ["a"]
+    for _ in range(2):  # again after a conflict, which undoes what was found
+        assert states.due_lookups(TEAM, ["a"], now=10 + LOOK_UP_AFTER_S) == ["a"]
+    states.looked_up(TEAM, ["a"], now=11)
     assert states.due_lookups(TEAM, ["a"], now=11) == []
     assert states.due_lookups(TEAM, ["a"], now=11 + LOOK_UP_AGAIN_S) == ["a"]
     assert states.due_lookups(TEAM, [], now=12) == []
@@ -116,5 +118,6 @@ def test_a_reconcile_looks_up_a_limited_number_of_names() -> None:
     pods: list[PodKey] = [str(number) for number in range(2 * MAX_LOOKUPS)]
     states.due_lookups(TEAM, pods, now=0)
     first = states.due_lookups(TEAM, pods, now=1)
+    states.looked_up(TEAM, first, now=1)
     second = states.due_lookups(TEAM, pods, now=1)
     assert sorted(first + second) == sorted(pods)

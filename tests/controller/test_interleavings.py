@@ -41,10 +41,11 @@ HARD = {"wide": ({"A100": 200, "T4": 100}, 5), "tight": ({"A100": 100, "T4": 50}
 
 
 class PodToCreate:
-    """A pod whose creation was requested."""
+    """A pod whose creation was requested; it fails if another pod has the name."""
 
-    def __init__(self, number: int, cores: int, models: tuple[str, ...], at: float) -> None:
+    def __init__(self, number: int, cores: int, models: tuple[str, ...], at: float, taken_name: str) -> None:
         self.uid = str(uuid.UUID(int=random.Random(number).getrandbits(128)))
+        self.name, self.fails = taken_name or f"p-{self.uid[:8]}", bool(taken_name)
         self.cores, self.models, self.at = cores, models, at
         self.answered_at: float | None = None
 
@@ -117,11 +118,13 @@ class World(RuleBasedStateMachine):
 
         self.actors.append(Actor(name, act))
 
-    @rule(replica=st.integers(0, 2), sizes=st.lists(SIZES, min_size=1, max_size=3))
+    @rule(replica=st.integers(0, 2), sizes=st.lists(SIZES, min_size=1, max_size=3), reuse=st.booleans())
     @precondition(lambda self: len(self.actors) < 6)
-    def admit(self, replica: int, sizes: list[tuple[int, tuple[str, ...]]]) -> None:
-        """One replica gets several pods to admit, in one batch."""
-        pods = [PodToCreate(self.requested + index, *size, self.now) for index, size in enumerate(sizes)]
+    def admit(self, replica: int, sizes: list[tuple[int, tuple[str, ...]]], reuse: bool) -> None:  # noqa: FBT001
+        """One replica gets several pods to admit, in one batch; they may have the name of an existing pod."""
+        existing = [pod.metadata.name for pod in self.memory.list(PODS, TEAM).items] if reuse else []
+        taken = existing[0] if existing else ""
+        pods = [PodToCreate(self.requested + index, *size, self.now, taken) for index, size in enumerate(sizes)]
         self.requested += len(pods)
         batch = [PendingChange(self.charge(pod), self.now + CALL_S, self.answer(pod)) for pod in pods]
         committer = self.committers[replica]
@@ -129,7 +132,7 @@ class World(RuleBasedStateMachine):
 
     def charge(self, pod: PodToCreate) -> Any:
         demand = lambda _: Amounts({CORES: pod.cores, MEMORY: 256, COUNT: 1})  # noqa: E731
-        request = ChargeRequest(pack_uid(pod.uid), demand, PodOptions(models=pod.models), {})
+        request = ChargeRequest(pack_uid(pod.uid), demand, PodOptions(models=pod.models), {}, name=pod.name)
 
         def change(ledger: Ledger) -> ChargeResult:
             return reserve(ledger, request, int(self.now), Mode.ENFORCE)
@@ -191,8 +194,9 @@ class World(RuleBasedStateMachine):
             self.store(pod)
 
     def store(self, pod: PodToCreate) -> None:
-        if pod.answered_at is not None and self.now - pod.answered_at <= MAX_CREATE_DELAY_S:
-            made = manifest(pod, f"p-{pod.uid[:8]}")
+        is_in_time = pod.answered_at is not None and self.now - pod.answered_at <= MAX_CREATE_DELAY_S
+        if is_in_time and not pod.fails:
+            made = manifest(pod, pod.name)
             stored = self.memory._create(PODS, {"apiVersion": "v1", "kind": "Pod", **made}, dry_run=True)
             stored["metadata"]["uid"] = pod.uid
             self.memory._store.put(("pods", TEAM, made["metadata"]["name"]), stored)

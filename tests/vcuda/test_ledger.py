@@ -20,13 +20,12 @@ from vcuda.ledger import (
     decode_ledger,
     encode_ledger,
     mark_used,
-    merge_newer_quotas,
     pack_uid,
-    reconcile_quotas,
     reservations_in,
     reserve,
     unpack_uid,
 )
+from vcuda.ledger_quotas import merge_newer_quotas, reconcile_quotas
 from vcuda.namespace_policy import Mode
 from vcuda.pod_options import PodOptions
 from vcuda.quota import parse_quota
