@@ -1,14 +1,21 @@
 """Refusals and warnings: all mistakes of an object in one answer, each with field, value, message and remedy."""
 
+import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, Obj, container, gpu, pod, workload
-from tests.webhook.reviews import Caller, MakeCaller
+from tests.webhook.reviews import Caller, MakeCaller, UniformQuotaSource, review
 from vcuda.catalogue import CardModel
 from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
+from vcuda.quota import parse_quota
+from vcuda.scheme import build_scheme
+from webhook.admission import Admission
+from webhook.admission_config import AdmissionConfig
+from webhook.review import decode_review
 
 C0 = "spec.containers[0].resources.limits"
 
@@ -379,3 +386,23 @@ def test_resources_of_other_systems_cause_no_warning(api: Caller, key: str) -> N
 def test_an_ordinary_pod_gets_no_warning(api: Caller) -> None:
     """Users ignore warnings that always appear."""
     assert api.create(pod(gpu(memory="30"))).warnings == []
+
+
+def test_a_refusal_says_what_is_reserved_for_pods_that_were_not_seen_yet(make_caller: MakeCaller) -> None:
+    """Nothing confirms the first pod here: the API server may have refused it after it was charged."""
+    api = make_caller(quotas=[parse_quota("types: {A100: {cores: 60}}", "team/quota")])
+    assert api.create(pod(gpu())).allowed
+    refused = api.create(pod(gpu()))
+    assert "50 cores are reserved for 1 pod that does not exist yet, as far as is known" in refused.message
+    assert "this reservation ends in 4" in refused.message
+
+
+def test_a_charge_has_the_name_of_its_pod(api: Caller) -> None:
+    """By it the controller finds out that the pod cannot be created, because another one has the name."""
+    made = api.mutate(pod(gpu())).patched()
+    made["metadata"] |= {"uid": str(uuid.uuid4()), "name": "train-0"}
+    admission = Admission(AdmissionConfig(scheme=build_scheme()), UniformQuotaSource())
+    request = admission.validate(decode_review(json.dumps(review(made)).encode())).ledger_request
+    assert request is not None
+    assert request.charge is not None
+    assert request.charge.name == "train-0"
