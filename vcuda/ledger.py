@@ -49,8 +49,8 @@ MAX_HOLDERS = 8
 # Upper bounds for a group without its pods and its model's name, and for a holder with the longest names.
 GROUP_BYTES, HOLDER_BYTES = 160, 600
 
-# What may be the name of a pod: anything else is not recorded.
-POD_NAME = re.compile(r"[a-z0-9.-]{1,253}", re.ASCII)
+# What may be the name of a pod. Anything else is not recorded: names become parts of paths.
+POD_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 # What the name of a reserved pod takes beside itself and the key: quotes, a colon, a comma.
 NAME_BYTES = 6
 

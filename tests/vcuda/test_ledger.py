@@ -116,7 +116,7 @@ def test_a_name_is_kept_as_long_as_its_pod_is_reserved() -> None:
     assert '"names"' not in encode_ledger(ledger)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 254, 'quo"te', "ünïcode", "new\nline"])
+@pytest.mark.parametrize("name", ["", "x" * 254, 'quo"te', "ünïcode", "new\nline", "..", "a/b"])
 def test_a_text_that_no_pod_can_have_as_its_name_is_not_recorded(name: str) -> None:
     """It comes from a review, which may be forged."""
     ledger = open_ledger()
