@@ -111,7 +111,11 @@ def test_every_vocabulary_is_stored_in_the_canonical_one(
     assert stored["spec"]["schedulerName"] == "quotient-scheduler"
 
 
-@pytest.mark.parametrize(("invalid", "codes", "remedy"), INVALID.values(), ids=INVALID.keys())
+# Names that are not unique are rejected by the API server itself, before it calls validating webhooks.
+REVIEWED = {name: case for name, case in INVALID.items() if case[1] != ["ContainerDuplicate"]}
+
+
+@pytest.mark.parametrize(("invalid", "codes", "remedy"), REVIEWED.values(), ids=REVIEWED.keys())
 def test_every_mistake_is_refused_with_its_remedy(
     governed: Governed, invalid: Obj, codes: list[str], remedy: str
 ) -> None:
