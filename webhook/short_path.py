@@ -15,11 +15,12 @@ from msgspec import Struct
 from webhook.responding import ROUTES, HttpReply
 
 # Deliberately narrow: no folded lines, no control characters, no space before the colon. A head that two parsers could
-# read differently is the way into request smuggling, so it is left to gunicorn.
+# read differently is the way into request smuggling, so it is left to gunicorn. No two parts of a line match the same
+# character: otherwise the time to reject a head would double with each of its lines.
 HEAD = re.compile(
-    rb"POST (?P<path>/[a-z]+)(?:\?(?P<query>[!-~]*))? HTTP/1\.1\r\n(?P<headers>(?:[A-Za-z-]+: ?[\t -~]*\r\n)*)\r\n"
+    rb"POST (?P<path>/[a-z]+)(?:\?(?P<query>[!-~]*))? HTTP/1\.1\r\n(?P<headers>(?:[A-Za-z-]+:[\t -~]*\r\n)*)\r\n"
 )
-FIELD = re.compile(rb"(?P<name>[A-Za-z-]+): ?(?P<value>[\t -~]*)\r\n")
+FIELD = re.compile(rb"(?P<name>[A-Za-z-]+):(?P<value>[\t -~]*)\r\n")
 CONTENT_LENGTH = re.compile(rb"[0-9]{1,9}")
 HEAD_END = b"\r\n\r\n"
 # An API server's head has about 300 bytes.
