@@ -4,12 +4,15 @@ A rejected operation is a `Decision` with reasons, not an exception. Exceptions 
 are two roots, `BadRequest` (the caller's fault) and `Unavailable` (ours, retryable).
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
 
 MAX_VALUE_SHOWN = 120
+# The longest key that Kubernetes accepts for an annotation or a label: a domain, a slash and a name.
+MAX_KEY_LENGTH = 317
 
 
 class Code(StrEnum):
@@ -24,6 +27,7 @@ class Code(StrEnum):
     LIMIT_MISSING = "LimitMissing"
     VOCABULARIES_MIXED = "VocabulariesMixed"
     TOO_MANY_CONTAINERS = "TooManyContainers"
+    TOO_LARGE = "TooLarge"
     CONTAINER_DUPLICATE = "ContainerDuplicate"
     CONTAINER_UNKNOWN = "ContainerUnknown"
     CORE_LIMIT_INVALID = "CoreLimitInvalid"
@@ -98,8 +102,18 @@ class Unavailable(Exception):  # noqa: N818
     """No decision is possible now, for example because the API server does not answer. Retryable; never a rejection."""
 
 
-def printable(value: Any) -> str:  # noqa: ANN401 - whatever the user wrote
+def printable(value: Any, length: int = MAX_VALUE_SHOWN) -> str:  # noqa: ANN401 - whatever the user wrote
     """Return a user's value for a message: shortened, and without control characters that would reach a terminal."""
-    text = value if isinstance(value, str) else str(value)
-    clean = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return clean if len(clean) <= MAX_VALUE_SHOWN else clean[: MAX_VALUE_SHOWN - 1] + "…"
+    # Shortened first: a value may have megabytes.
+    text = shorten(value if isinstance(value, str) else str(value), length)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def enumerate_some(names: Sequence[str], most: int) -> str:
+    """Join the first names, and say how many more there are."""
+    listed = ", ".join(names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"

@@ -19,15 +19,16 @@ For all namespaces together, the older JSON `{namespace: {"quota": {model: cards
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from vcuda.decision import printable
+from vcuda.decision import MAX_VALUE_SHOWN, printable
 from vcuda.decoding import convert
 from vcuda.dimensions import CORES, DIMENSIONS, MEMORY, PODS
-from vcuda.gpu_model import GpuModel, is_model, matches, never_matches
+from vcuda.gpu_model import GpuModel, is_model, matches, never_matches, similar_names
 from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, PrivilegedPolicy
 from vcuda.placement_strategies import SETTABLE_STRATEGIES, PlacementStrategy
@@ -41,6 +42,16 @@ ALLOW: Literal["allow"] = "allow"
 FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode", "placement", "privileged")
 # Every ledger of the namespace carries its quotas, and every charge is matched against all lines.
 MAX_LINES = 256
+# Of `quota.yaml`: twice as long as MAX_LINES lines with all their limits, and parsed in 50 ms.
+MAX_LENGTH = 32 * 1024
+# A refusal shows no more; as many entries of a list are too many to be meant.
+MAX_MISTAKES = 20
+# A namespace, a model, and the fields between them.
+MAX_PATH = 200
+# Nodes have their pool as a label.
+MAX_POOLS, MAX_POOL_NAME = 64, 63
+# Beyond any cluster: ten million GPUs, with 100 GiB each. Sums of them still fit into 64 bits.
+MAX_COUNT, MAX_MEMORY_MIB = 10**9, 10**12
 
 
 class QuotaMistake(Struct, frozen=True):
@@ -74,7 +85,8 @@ class Quota(Struct, frozen=True):
 
     def lines(self, model: GpuModel) -> tuple[str, ...]:
         """Return the lines that a model is charged to: its product, its family, and "*"."""
-        return tuple(line for line in self.types if line == ALL_TYPES or matches(line, model))
+        similar = similar_names(tuple(self.types), model.name)
+        return tuple(line for line in self.types if line == ALL_TYPES or (line in similar and matches(line, model)))
 
     def grants(self, model: GpuModel) -> bool:
         """Whether the namespace may use a model at all; "*" limits models, and does not grant them."""
@@ -92,7 +104,9 @@ class QuotaParser:
         self.mistakes: list[QuotaMistake] = []
 
     def report(self, path: str, value: Any, remedy: str) -> None:  # noqa: ANN401 - any JSON or YAML value
-        self.mistakes.append(QuotaMistake(self.quota, path, printable(as_written(value)), remedy))
+        self.mistakes.append(QuotaMistake(self.quota, printable(path, MAX_PATH), printable(as_written(value)), remedy))
+        if len(self.mistakes) >= MAX_MISTAKES:
+            raise QuotaError(*self.mistakes)
 
     def mapping(self, path: str, value: Any, remedy: str) -> dict[str, Any]:  # noqa: ANN401
         if isinstance(value, dict):
@@ -109,12 +123,17 @@ class QuotaParser:
     def count(self, path: str, value: Any, remedy: str) -> int:  # noqa: ANN401
         # A bool is an int in Python, and `cores: true` is a mistake.
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
+            return self.bounded(path, value, MAX_COUNT)
         if isinstance(value, str) and value.isascii() and value.isdigit():
             self.report(path, "", f'"{printable(value)}" is text; remove the quotes')
         else:
             self.report(path, value, remedy)
         return 0
+
+    def bounded(self, path: str, value: int, maximum: int) -> int:
+        if value > maximum:
+            self.report(path, value, f"too large; write at most {maximum}, or leave it out for no limit")
+        return min(value, maximum)
 
     def known_fields(self, prefix: str, fields: Iterable[str], known: Sequence[str]) -> None:
         # A misspelled field that was ignored would leave the namespace without a limit.
@@ -128,9 +147,12 @@ class QuotaParser:
         """Return the names of node pools without repetitions; None, which means all pools, if there are none."""
         if value is None:
             return None
-        if isinstance(value, list) and all(isinstance(pool, str) and pool for pool in value):
-            return tuple(dict.fromkeys(value)) or None
-        self.report(path, value, "write a list of node pools, such as [training]")
+        if isinstance(value, list) and all(isinstance(pool, str) and 0 < len(pool) <= MAX_POOL_NAME for pool in value):
+            if len(value) <= MAX_POOLS:
+                return tuple(dict.fromkeys(value)) or None
+            self.report(path, len(value), f"too many pools; write at most {MAX_POOLS}, or none to allow all")
+        else:
+            self.report(path, value, "write a list of node pools, such as [training]")
         return None
 
     def model(self, path: str, line: str) -> None:
@@ -143,7 +165,10 @@ class QuotaParser:
             amount = parse_quantity(value)
             # Requests are rounded up to whole MiB, so limits are rounded down.
             rounded_up = requested_mib(amount, self.unit_mib)
-            return amount.whole // MIB if is_in_bytes(amount, self.unit_mib) else rounded_up
+            memory_mib = amount.whole // MIB if is_in_bytes(amount, self.unit_mib) else rounded_up
+            if memory_mib <= MAX_MEMORY_MIB:
+                return memory_mib
+            problem = f"more than {MAX_MEMORY_MIB} MiB"
         except QuantityError as error:
             problem = str(error)
         except TypeError:  # a list or a mapping
@@ -153,11 +178,18 @@ class QuotaParser:
 
 
 def as_written(value: Any) -> str:  # noqa: ANN401 - any JSON or YAML value
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """Return the beginning of a value as JSON; of text, all of it."""
+    if isinstance(value, str):
+        return value
+    # One by one: with aliases, a short text has very many values.
+    return "".join(islice(json.JSONEncoder(default=str).iterencode(value), MAX_VALUE_SHOWN))
 
 
 def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota:
     """Parse a `quota.yaml`; raises a QuotaError with all mistakes."""
+    if len(text) > MAX_LENGTH:
+        remedy = f"quota.yaml has {len(text)} characters; write at most {MAX_LENGTH}"
+        raise QuotaError(QuotaMistake(name, "", "", remedy))
     try:
         documents = parse_documents(text, plain_numbers=True)
     except DocumentError as error:
@@ -177,15 +209,8 @@ def parse_quota(text: str, name: str, unit_mib: int = DEFAULT_UNIT_MIB) -> Quota
 
 def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
     parser.known_fields("", body, FIELDS)
-    if isinstance(body.get("types"), dict) and len(body["types"]) > MAX_LINES:
-        parser.report(
-            "types", len(body["types"]), f"too many lines; write at most {MAX_LINES}, for families instead of products"
-        )
     types = {
-        str(line): read_line(f"types.{line}", line, limits, parser)
-        for line, limits in parser.mapping(
-            "types", body.get("types", {}), "write lines such as A100: {cores: 400}"
-        ).items()
+        str(line): read_line(f"types.{line}", line, limits, parser) for line, limits in read_lines(body, parser).items()
     }
     # A quota that lists no models limits all of them together; denying the unlisted ones would deny every model.
     unlisted = ALLOW if set(types) <= {ALL_TYPES} else DENY
@@ -206,6 +231,20 @@ def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
             read_privileged(body, parser),
         ),
     )
+
+
+def read_lines(body: Mapping[str, Any], parser: QuotaParser) -> dict[str, Any]:
+    """Return the lines under `types`. An empty mapping is a mistake: it reads like a limit, and would be none."""
+    if "types" not in body:
+        return {}
+    lines = parser.mapping("types", body["types"], "write lines such as A100: {cores: 400}")
+    if lines == body["types"] == {}:
+        parser.report("types", {}, "write lines such as A100: {cores: 400}, or leave types out")
+    if len(lines) > MAX_LINES:
+        remedy = f"too many lines; write at most {MAX_LINES}, for families instead of products"
+        parser.report("types", len(lines), remedy)
+        return {}
+    return lines
 
 
 def read_placement(body: Mapping[str, Any], parser: QuotaParser) -> PlacementStrategy | UnsetType:
@@ -230,7 +269,10 @@ def read_line(path: str, line: str, limits: Any, parser: QuotaParser) -> dict[st
         MEMORY: parser.memory_mib,
         PODS: lambda at, value: parser.count(at, value, "write a whole number of pods, 0 or more"),
     }
-    written = parser.mapping(path, limits, "write its limits, such as {cores: 400, memory: 160Gi, pods: 20}")
+    remedy = "write its limits, such as {cores: 400, memory: 160Gi, pods: 20}"
+    written = parser.mapping(path, limits, remedy)
+    if written == limits == {}:
+        parser.report(path, limits, remedy)
     parser.known_fields(f"{path}.", written, DIMENSIONS)
     return {key: read[key](f"{path}.{key}", written[key]) for key in DIMENSIONS if key in written}
 
@@ -297,7 +339,11 @@ def parse_legacy_quotas(text: str, name: str) -> dict[str, Quota]:
             types={
                 model: {
                     CORES: CORES_PER_CARD
-                    * parser.count(f"{namespace}.quota.{model}", cards, "write a whole number of GPUs, 0 or more")
+                    * parser.bounded(
+                        f"{namespace}.quota.{model}",
+                        parser.count(f"{namespace}.quota.{model}", cards, "write a whole number of GPUs, 0 or more"),
+                        MAX_COUNT // CORES_PER_CARD,
+                    )
                 }
                 for model, cards in counts.items()
             },

@@ -17,6 +17,10 @@ from vcuda.decision import printable
 # cannot nest deeply enough; a longer one is checked before it is loaded.
 MAX_UNCHECKED_LENGTH = 1000
 MAX_DEPTH, MAX_VALUES = 100, 200_000
+# The loader in Python needs 8 ms for 1 kB, so it explains a rejected quota only if that is short.
+MAX_EXPLAINED_LENGTH = 8000
+# How many mappings one mapping may merge, and how many fields a text has after merging: they multiply as aliases do.
+MAX_MERGES, MAX_MERGED = 64, 20_000
 # Python refuses to convert integers of more than 4300 decimal digits, both from and to text. A number of this length,
 # in any notation of YAML, stays below that.
 MAX_NUMBER_LENGTH = 1000
@@ -60,6 +64,20 @@ class StrictConstructor(yaml.constructor.SafeConstructor):
                 raise error_at(key_node, f"duplicate key {printable(key)!r}; remove one")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+    # The fields of all mappings that merge others.
+    merged_fields = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace `<<` by the fields of the mappings that it refers to."""
+        merges = [value for key, value in node.value if key.tag == MERGE]
+        if any(isinstance(value, yaml.SequenceNode) and len(value.value) > MAX_MERGES for value in merges):
+            raise error_at(node, f"merges more than {MAX_MERGES} mappings; use fewer")
+        super().flatten_mapping(node)
+        if merges:
+            self.merged_fields += len(node.value)
+        if self.merged_fields > MAX_MERGED:
+            raise error_at(node, f"more than {MAX_MERGED} fields, merged ones included; merge fewer")
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
         length = len(self.construct_scalar(node))
@@ -150,7 +168,8 @@ def parse_documents(text: str, *, plain_numbers: bool = False) -> list[Any]:
     except DocumentError:
         raise
     except LOADER_ERRORS as error:
-        raise explain_error(text, slow, error) from None
+        precise = precise_error(text, slow) if not plain_numbers or len(text) <= MAX_EXPLAINED_LENGTH else None
+        raise explain_error(text, precise or error) from None
     return documents
 
 
@@ -192,12 +211,17 @@ def check_size(documents: list[Any]) -> None:
             pending += [(each, depth + 1) for each in value]
 
 
-def explain_error(text: str, loader: Loader, error: BaseException) -> DocumentError:
-    """Return the error to show for a text that the C loader rejected: that of the Python loader, if it fails too."""
+def precise_error(text: str, loader: Loader) -> BaseException | None:
+    """Return the error of the Python loader for a text that the C loader rejected, if it fails too."""
     try:
         load_documents(text, loader)
-    except LOADER_ERRORS as precise:
-        error = precise
+    except LOADER_ERRORS as error:
+        return error
+    return None
+
+
+def explain_error(text: str, error: BaseException) -> DocumentError:
+    """Return the error to show for what a loader raised."""
     match error:
         case DocumentError():
             return error

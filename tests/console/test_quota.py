@@ -52,7 +52,7 @@ def test_pods_of_files_are_charged_to_the_quotas_in_them(tmp_path: Path) -> None
 
 
 def test_no_quota_to_show_exits_with_1(tmp_path: Path) -> None:
-    done = run(tmp_path, "elsewhere", "-f", "FILE", documents=(config_map("types: {}"),))
+    done = run(tmp_path, "elsewhere", "-f", "FILE", documents=(config_map("unlisted: allow"),))
     assert done.exit_code == 1
     assert "no GPU quota in namespace elsewhere" in done.output
 
@@ -160,7 +160,7 @@ def test_a_quota_in_a_file_is_recognized_as_in_a_cluster(tmp_path: Path) -> None
     assert done.exit_code == 1
     assert "team/other: data: has no key quota.yaml" in done.output
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
-    modern = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": "types: {}"}}
+    modern = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"quota.yaml": "unlisted: allow"}}
     assert run(tmp_path, "lint", "FILE", documents=(json.dumps(modern),)).exit_code == 0
 
 

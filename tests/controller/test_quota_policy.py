@@ -22,7 +22,7 @@ LABEL = NAMES.quota_label
 Obj = dict[str, Any]
 
 
-def config_map(name: str, label: str | None = LABEL, text: str = "types: {}", value: str = "true") -> Obj:
+def config_map(name: str, label: str | None = LABEL, text: str = "unlisted: allow", value: str = "true") -> Obj:
     labels = {label: value} if label else {}
     return {
         "apiVersion": "v1",
@@ -80,7 +80,9 @@ def tenant(request: pytest.FixtureRequest, quotient: QuotientCluster) -> Iterato
 Attempt = Callable[[Tenant], subprocess.CompletedProcess[str]]
 
 ATTEMPTS: dict[str, Attempt] = {
-    "patch it": lambda alice: alice.kubectl("patch", "cm", "gpu-quota", "-p", '{"data": {"quota.yaml": "types: {}"}}'),
+    "patch it": lambda alice: alice.kubectl(
+        "patch", "cm", "gpu-quota", "-p", '{"data": {"quota.yaml": "unlisted: allow"}}'
+    ),
     "delete it": lambda alice: alice.kubectl("delete", "cm", "gpu-quota"),
     "delete all": lambda alice: alice.kubectl("delete", "cm", "gpu-quota", "gpu-quota-status"),
     "remove its label": lambda alice: alice.kubectl("label", "cm", "gpu-quota", f"{LABEL}-"),

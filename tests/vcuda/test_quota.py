@@ -76,6 +76,19 @@ INVALID = {
     "negative memory": ("types: {T4: {memory: -1Gi}}", "types.T4.memory: -1Gi"),
     "an unknown dimension": ("types: {T4: {gpus: 1}}", "types.T4.gpus: unknown field; the fields are cores, "),
     "a line without limits": ("types: {T4: 4}", "types.T4: 4: write its limits"),
+    "a line with no limit": ("types: {T4: {}}", "types.T4: {}: write its limits, such as {cores: 400, "),
+    "the line of all types with no limit": ('types: {"*": {}}', "types.*: {}: write its limits"),
+    "no line": ("types: {}", "types: {}: write lines such as A100: {cores: 400}, or leave types out"),
+    "types without a value": ("types:", "types: null: write lines such as A100: {cores: 400}"),
+    "more cores than can be": (
+        "types: {T4: {cores: 1000000001}}",
+        "types.T4.cores: 1000000001: too large; write at most 1000000000, or leave it out for no limit",
+    ),
+    "more pods than can be": ("types: {T4: {pods: 18446744073709551616}}", "types.T4.pods: 18446744073709551616: too"),
+    "more memory than can be": ("types: {T4: {memory: 4Ei}}", "types.T4.memory: 4Ei: more than 1000000000000 MiB; "),
+    "many pools": (f"pools: {[f'p{number}' for number in range(65)]}", "pools: 65: too many pools; write at most 64"),
+    "a long pool": (f"pools: [{'p' * 64}]", 'pools: ["pppp'),
+    "a long text": (f"# {'x' * 32768}", "quota.yaml has 32770 characters; write at most 32768"),
     "a brand": ("types: {nvidia: {cores: 1}}", "types.nvidia: nvidia: not a GPU model"),
     "a series": ("types: {RTX: {cores: 1}}", "types.RTX: RTX: not a GPU model"),
     "an unknown word": ("unlisted: maybe", "unlisted: maybe: write one of deny, allow"),
@@ -111,6 +124,22 @@ def test_all_mistakes_of_a_quota_are_reported_at_once() -> None:
     assert len(refused.value.mistakes) == 4
 
 
+def test_a_limited_number_of_mistakes_is_collected() -> None:
+    """They are shown in refusals and in the status of the namespace, and may have been written to fill both."""
+    with pytest.raises(QuotaError) as refused:
+        parse_quota("\n".join(f"{'x' * 1000}{number}: 1" for number in range(30)), "q")
+    assert len(refused.value.mistakes) == 20
+    assert len(str(refused.value)) < 20 * 400
+
+
+def test_an_aliased_value_is_shown_in_part() -> None:
+    """Nine aliases of nine aliases of nine: written out, it would be very long."""
+    levels = ["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 5))]
+    with pytest.raises(QuotaError) as refused:
+        parse_quota("\n".join([*levels, "mode: *a4"]), "q")
+    assert len(str(refused.value)) < 2000
+
+
 def test_the_older_form_is_parsed_for_all_namespaces() -> None:
     """Whole GPUs; a model that is not listed is not granted."""
     quotas = parse_legacy_quotas(
@@ -130,6 +159,7 @@ INVALID_LEGACY = {
     "invalid JSON": ("{", "q: line 1, column 2: invalid JSON"),
     "a list of namespaces": ("[]", "q: gpu_quota: []: write a mapping of namespaces to quotas"),
     "a number for a quota": ('{"a": 1}', 'q: a: 1: write {"quota": '),
+    "more GPUs than can be": ('{"a": {"quota": {"M40": 10000001}}}', "q: a.quota.M40: 10000001: too large; write at"),
     "a fraction of a GPU": ('{"a": {"quota": {"M40": 1.5}}}', "q: a.quota.M40: 1.5: write a whole number of GPUs"),
     "a model that is none": ('{"a": {"quota": {"nvidia": 1}}}', "q: a.quota.nvidia: nvidia: not a GPU model"),
     "a misspelled field": ('{"a": {"quotas": {}}}', "q: a.quotas: unknown field; did you mean quota?"),

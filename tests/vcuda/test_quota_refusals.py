@@ -128,7 +128,7 @@ def test_only_models_that_all_quotas_grant_are_advised() -> None:
 
 def test_a_quota_without_models_says_so() -> None:
     """Once, whichever models the pod requests and the cluster has."""
-    for text in ("types: {}\nunlisted: deny", 'types: {"*": {cores: 100}}\nunlisted: deny'):
+    for text in ("unlisted: deny", 'types: {"*": {cores: 100}}\nunlisted: deny'):
         for options in (PodOptions(), PodOptions(models=("A100", "T4")), PodOptions(avoided_models=("A100", "T4"))):
             for cards in ({}, CARDS):
                 (reason,) = fit_charge(QuotaUsage([quota(text)]), fixed(1), options, cards).reasons
