@@ -5,6 +5,7 @@ pod can get, so that the charge is only ever lowered when the pod is bound.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from msgspec import Struct
 
@@ -12,7 +13,7 @@ from vcuda.amounts import Amounts
 from vcuda.catalogue import memory_in_name_mib
 from vcuda.decision import Reason
 from vcuda.dimensions import CORES, MEMORY
-from vcuda.gpu_model import GpuModel, matches, parse_model
+from vcuda.gpu_model import GpuModel, matches, parse_model, similar_names
 from vcuda.pod_options import PodOptions
 from vcuda.quota import ALL_TYPES, DENY, Quota
 from vcuda.quota_refusals import (
@@ -29,6 +30,9 @@ from vcuda.quota_refusals import (
 from vcuda.quota_usage import ANY, Charge, LimitKey, QuotaUsage
 from vcuda.request import PodRequest
 from vcuda.vocabulary import CORES_PER_CARD
+
+# A refusal shows fewer: a pod that names no model may be tried on hundreds.
+MAX_REASONS = 32
 
 # What a pod takes of GPUs with this many MiB, by dimension.
 Demand = Callable[[int], Amounts]
@@ -76,7 +80,7 @@ def candidates(quotas: Iterable[Quota], options: PodOptions, cards: Mapping[str,
     largest first; one without any is kept, because a node with it may be added.
     """
     quotas = list(quotas)
-    lines = dict.fromkeys(line for quota in quotas for line in quota.types if line != ALL_TYPES)
+    lines = tuple(dict.fromkeys(line for quota in quotas for line in quota.types if line != ALL_TYPES))
     available = sorted(
         (sized_candidate(parse_model(name), mib) for name, mib in cards.items()), key=Candidate.largest_first
     )
@@ -87,19 +91,24 @@ def candidates(quotas: Iterable[Quota], options: PodOptions, cards: Mapping[str,
         known.update((each.model.name, each) for each in matching if each.model.name not in known)
         if not matching:
             # A requested family may be granted by lines for its products.
-            products = [parse_model(line) for line in lines if matches(pattern, parse_model(line))]
+            similar = similar_names(lines, pattern)
+            products = [parse_model(each) for each in lines if each in similar and matches(pattern, parse_model(each))]
             for model in products or [parse_model(pattern)]:
                 unknown.setdefault(model.name, sized_candidate(model, 0))
     if not options.models:
         known.update((each.model.name, each) for each in available if each.model.name not in known)
     # A pod that is charged for a model no node has could not be scheduled.
     ordered = [*known.values(), *unknown.values()]
-    allowed = [each for each in ordered if not any(matches(avoided, each.model) for avoided in options.avoided_models)]
+    allowed = [each for each in ordered if not is_avoided(each.model, options)]
     if options.models:
         return allowed
     granted = [each for each in allowed if all(quota.grants(each.model) for quota in quotas)]
     # If none is granted, all are kept: the refusal then says so for each of them.
     return granted or allowed
+
+
+def is_avoided(model: GpuModel, options: PodOptions) -> bool:
+    return any(matches(each, model) for each in similar_names(options.avoided_models, model.name))
 
 
 def charge_on(candidate: Candidate, demand: Demand) -> tuple[Charge, Amounts]:
@@ -120,6 +129,8 @@ def fit_charge(
     If it fits on none, the result has the reasons for every model, and the charge on the first.
     """
     choices = candidates(usage.quotas, options, cards)
+    # The same few sizes of cards again and again.
+    demand = cache(demand)
     reasons: list[Reason] = []
     if quota := quota_without_models(usage.quotas):
         reasons = [no_model_listed(quota, options.models)]
@@ -131,6 +142,9 @@ def fit_charge(
     if not reasons:
         for candidate in choices:
             charge, amounts = charge_on(candidate, demand)
+            # One of the later models may still fit.
+            if len(reasons) >= MAX_REASONS and is_refused(candidate, usage, demand, amounts):
+                continue
             if not usage.grants(candidate.model):
                 reasons.append(model_not_granted(candidate.model, usage))
             elif key := unknown_memory_limit(candidate, usage, demand):
@@ -149,6 +163,15 @@ def fit_charge(
     return ChargeFit(charge_on(choices[0], demand)[0], tuple(reasons))
 
 
+def is_refused(candidate: Candidate, usage: QuotaUsage, demand: Demand, amounts: Amounts) -> bool:
+    """Whether the quotas refuse an amount of a model."""
+    return (
+        not usage.grants(candidate.model)
+        or unknown_memory_limit(candidate, usage, demand) is not None
+        or bool(usage.exceeded_limits(candidate.model, amounts))
+    )
+
+
 def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards: Mapping[str, int], wanted: int) -> int:
     """Return how many of `wanted` equal pods fit the quotas, over all models they may run on."""
     return fill(usage, demand, options, cards, wanted)[0]
@@ -161,7 +184,7 @@ def fill(
     choices = candidates(usage.quotas, options, cards)
     if quota_requiring_model(usage.quotas, choices):
         return 0, usage
-    count = 0
+    count, demand = 0, cache(demand)
     # The caller's usage must not change; sharing its sums is safe, because amounts are values.
     trial = QuotaUsage(usage.quotas)
     trial.taken = usage.taken
@@ -227,10 +250,8 @@ def alternative_models(usage: QuotaUsage, demand: Demand, options: PodOptions, c
         for candidate in candidates(
             usage.quotas, PodOptions(avoided_models=(*options.avoided_models, *options.models)), cards
         )
-        if usage.grants(candidate.model)
-        and (not cards or any(parse_model(name) == candidate.model for name in cards))
-        and not unknown_memory_limit(candidate, usage, demand)
-        and not usage.exceeded_limits(candidate.model, charge_on(candidate, demand)[1])
+        if (not cards or any(parse_model(name) == candidate.model for name in cards))
+        and not is_refused(candidate, usage, demand, charge_on(candidate, demand)[1])
     ]
 
 

@@ -8,6 +8,7 @@ tests/vcuda/test_gpu_model.py.
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import pairwise
 
@@ -102,14 +103,39 @@ def matches(pattern: str, model: GpuModel) -> bool:
     `A100-80GB` matches every A100 with 80 GB, such as the SXM4 and the PCIe card. Only the series before a number may
     be left out: `3090` matches the RTX 3090.
     """
-    wanted = [word.lower() for word in tokenize(pattern)]
-    family = [word.lower() for word in tokenize(model.family)]
+    wanted, family = lower_words(pattern), lower_words(model.family)
     # `in` advances the iterator, so the words have to appear in this order.
-    rest = iter([word.lower() for word in tokenize(model.name)][len(family) :])
+    rest = iter(lower_words(model.name)[len(family) :])
     # A model may be named by its number alone too: in a quota, or in a pod, before a node has such a card.
     if is_bare(wanted) or is_bare(family):
         wanted, family = without_series(wanted), without_series(family)
     return wanted[: len(family)] == family and all(word in rest for word in wanted[len(family) :])
+
+
+@lru_cache(maxsize=4096)  # a charge compares a few hundred names, many times
+def lower_words(name: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in tokenize(name))
+
+
+def similar_names(names: tuple[str, ...], name: str) -> AbstractSet[str]:
+    """Return those of `names` that may match a model, or that a pattern may match: a few of hundreds."""
+    index = index_by_word(names)
+    return frozenset(each for word in leading_words(name) for each in index.get(word, ()))
+
+
+@lru_cache(maxsize=256)
+def index_by_word(names: tuple[str, ...]) -> dict[str, list[str]]:
+    index: dict[str, list[str]] = {}
+    for name in names:
+        for word in leading_words(name):
+            index.setdefault(word, []).append(name)
+    return index
+
+
+def leading_words(name: str) -> tuple[str, ...]:
+    """Return the first word of a name, and of a series its number: names that match have one of these in common."""
+    words = lower_words(name)
+    return words[:2] if words and words[0] in SERIES else words[:1]
 
 
 def is_bare(words: Sequence[str]) -> bool:
@@ -117,10 +143,10 @@ def is_bare(words: Sequence[str]) -> bool:
     return bool(words) and words[0] not in SERIES
 
 
-def without_series(words: Sequence[str]) -> list[str]:
+def without_series(words: tuple[str, ...]) -> tuple[str, ...]:
     """Drop the series if the number of a card follows, as it does not in `TITAN X`."""
     number = "".join(words[1:3])
-    return list(words[1:] if words and words[0] in SERIES and any(map(str.isdigit, number)) else words)
+    return words[1:] if words and words[0] in SERIES and any(map(str.isdigit, number)) else words
 
 
 def product_label(nvml_name: str) -> str:

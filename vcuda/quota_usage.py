@@ -13,7 +13,7 @@ from msgspec import Struct
 from vcuda.amounts import Amounts, HardLimits
 from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.gpu_model import GpuModel, parse_model
-from vcuda.quota import Quota
+from vcuda.quota import ALL_TYPES, Quota
 
 # The model of a pod that names none, where neither quotas nor nodes name any.
 ANY = GpuModel("any", "any")
@@ -108,6 +108,12 @@ class QuotaUsage:
             for line, limits in quota.types.items()
             for dimension, hard in limits.items()
         )
+
+    @cached_property
+    def granted_lines(self) -> tuple[str, ...]:
+        """The models and families that all quotas let the namespace use, as the quotas name them."""
+        lines = dict.fromkeys(line for quota in self.quotas for line in quota.types if line != ALL_TYPES)
+        return tuple(line for line in lines if self.grants(parse_model(line)))
 
     def limits_of(self, model: GpuModel) -> tuple[tuple[LimitKey, str], ...]:
         """Return the limits that a model counts against, each with its dimension, in the order they are written."""

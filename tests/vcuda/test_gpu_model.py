@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.gpu_model import GpuModel, matches, parse_model, product_label
+from vcuda.gpu_model import GpuModel, matches, never_matches, parse_model, product_label, similar_names
 
 PRODUCTS = {
     "NVIDIA A100-SXM4-40GB": ("NVIDIA-A100-SXM4-40GB", "A100-SXM4-40GB", "A100", ""),
@@ -135,3 +135,19 @@ def test_a_product_label_is_a_label(name: str) -> None:
 def test_any_text_can_be_a_pattern(pattern: str, nvml: str) -> None:
     """A user's annotation never raises; at worst it matches nothing."""
     matches(pattern, parse_model(nvml))
+
+
+WORDS = ["NVIDIA", "GeForce", "RTX", "GTX", "TITAN", "X", "3090", "A6000", "A100", "Ti", "Pro", "Ada", "40GB", "MIG"]
+model_names = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map("-".join)
+
+
+@given(pattern=model_names, name=model_names)
+def test_names_that_match_are_similar(pattern: str, name: str) -> None:
+    """A quota has hundreds of lines, and only those that are similar to a model are compared with it."""
+    try:
+        model = parse_model(name)
+    except ValueError:
+        return
+    if matches(pattern, model) and not never_matches(pattern):
+        assert pattern in similar_names((pattern, "T4"), model.name)
+        assert model.name in similar_names((model.name, "T4"), pattern)
