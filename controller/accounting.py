@@ -17,6 +17,7 @@ from vcuda.charging import Candidate, PodDemand, candidates, charge_on
 from vcuda.decision import Reason
 from vcuda.ledger import (
     MAX_HOLDERS,
+    MAX_STORED_BYTES,
     ChargeRequest,
     Ledger,
     LedgerState,
@@ -54,11 +55,13 @@ class ReconcileReport(Struct, frozen=True):
     """What remains: pods that exist but do not fit the quota, and charges that only a list of pods can decide about.
 
     `missing` are pods that are not in the cache, `stalled` those that were not bound since their charge was moved.
+    `unrecorded` is how many pods use GPUs for which the ledger has no room. A ledger that is full admits no pod.
     """
 
     waiting: Mapping[PodKey, tuple[Reason, ...]] = {}
     missing: tuple[PodKey, ...] = ()
     stalled: tuple[PodKey, ...] = ()
+    unrecorded: int = 0
 
 
 def reconcile_ledger(
@@ -67,31 +70,33 @@ def reconcile_ledger(
     """Update a ledger from a view. `is_expired` decides about reservations."""
     for key in ledger.pods() & view.gone:
         ledger.release(key)
-    for key, pod in view.pods.items():
-        record_pod(ledger, key, pod, view)
+    unrecorded = sum(not record_pod(ledger, key, pod, view) for key, pod in view.pods.items())
     waiting = admit_waiting(ledger, view, now_s) if ledger.state is LedgerState.OPEN else {}
     ledger.set_holders(largest_holders(ledger, view.pods))
     reserved = {each.pod: each for each in ledger.reservations()}
     unseen = ledger.pods() - view.pods.keys()
     missing = tuple(key for key in unseen if key not in reserved or is_expired(reserved[key]))
     stalled = tuple(key for key, each in reserved.items() if each.is_move and key not in unseen and is_expired(each))
-    return ReconcileReport(waiting, missing, stalled)
+    return ReconcileReport(waiting, missing, stalled, unrecorded)
 
 
-def record_pod(ledger: Ledger, key: PodKey, pod: PodUsage, view: NamespaceView) -> None:
-    """Turn a pod's reservation into usage, and correct its charge to what it really uses."""
+def record_pod(ledger: Ledger, key: PodKey, pod: PodUsage, view: NamespaceView) -> bool:
+    """Turn a pod's reservation into usage, and correct its charge to what it really uses; False if there is no room."""
     entry = ledger.entry(key)
     actual = view.actual_charge(pod)
     if entry is None:
+        if pod.node and ledger.size() > MAX_STORED_BYTES:
+            return False
         if pod.node:
             # It has GPUs, however it was admitted: usage is recorded even beyond the quota.
             ledger.put(key, actual or estimated_charge(ledger, pod, view), None)
-        return
+        return True
     charge, reserved_since = entry
     if charge.moved_from is not None and not pod.node:
-        return  # it holds both models until its binding is known
+        return True  # it holds both models until its binding is known
     if reserved_since is not None or (actual is not None and actual != charge):
         ledger.put(key, actual or charge, None)
+    return True
 
 
 def estimated_charge(ledger: Ledger, pod: PodUsage, view: NamespaceView) -> Charge:

@@ -44,6 +44,8 @@ class NamespaceState(Struct):
     # uid of the namespace while this process creates its first ledger.
     first_ledger_uid: str = ""
     failures: int = 0
+    # Why the ledger is not up to date; empty if it is.
+    problem: str = ""
     ledger: Ledger | None = None
     # resourceVersion of the ledger that this process wrote last.
     written_version: str = ""
@@ -136,6 +138,18 @@ class NamespaceStates:
             state = self._state(namespace)
             state.failures += 1
             return state.failures
+
+    def failures(self, namespace: str) -> int:
+        """Return how many reconciles have failed in a row."""
+        with self._lock:
+            return self._state(namespace).failures
+
+    def set_problem(self, namespace: str, problem: str) -> bool:
+        """Record why the ledger is not up to date; returns whether that is new."""
+        with self._lock:
+            state = self._state(namespace)
+            is_new, state.problem = state.problem != problem, problem
+            return is_new
 
     def succeeded(self, namespace: str) -> None:
         with self._lock:

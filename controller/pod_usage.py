@@ -6,9 +6,10 @@ from datetime import datetime
 from cluster.gpu_nodes import GpuNode
 from cluster.objects import Metadata, Object, Pod
 from vcuda.catalogue import memory_in_name_mib
+from vcuda.decision import printable
 from vcuda.dimensions import CORES, MEMORY
 from vcuda.gpu_model import parse_model
-from vcuda.ledger import PodKey, pack_uid
+from vcuda.ledger import MAX_HOLDER_NAME, PodKey, pack_uid
 from vcuda.names import MIRROR_ANNOTATION
 from vcuda.placement_annotation import placed_uuids
 from vcuda.pod_options import PodOptions, read_pod_options
@@ -60,6 +61,10 @@ def pod_usage_of(pod: Pod, scheme: Scheme) -> PodUsage | None:
 
 def owner_name(metadata: Metadata) -> str:
     """Return the workload that created a pod as Kind/name; the Deployment instead of its ReplicaSet."""
+    return printable(full_owner_name(metadata), MAX_HOLDER_NAME)
+
+
+def full_owner_name(metadata: Metadata) -> str:
     for owner in metadata.owner_references:
         if owner.controller:
             # A Deployment names its ReplicaSets after itself and the hash of their template.

@@ -31,6 +31,7 @@ from controller.quota_status import encode_status, status_of
 from ledger.ledger_store import LedgerStore, StoredLedger, UnreadableLedger, read_ledger
 from ledger.quota_config_maps import LEGACY_QUOTA, is_quota_config_map, parse_quota_config_map
 from vcuda.catalogue import card_sizes_mib
+from vcuda.decision import Unavailable, printable, shorten
 from vcuda.ledger import Ledger, LedgerState, PodKey, Reservation, pack_uid
 from vcuda.ledger_quotas import reconcile_quotas
 from vcuda.names import QUOTA_STATUS, STATUS_KEY, STATUS_LABEL
@@ -56,6 +57,10 @@ OUTAGE_MARGIN_S = 10.0
 SLOW_READ_S = 2.0
 # By how much the clocks of machines may differ, where a time that another machine wrote has to be used.
 SKEW_S = 12.0
+# Failures in a row before an API server that does not answer is reported.
+REPORTED_FAILURES = 3
+# Characters of an error or a reason in the status.
+MAX_ERROR = 1000
 
 
 class NamespaceReconciler:
@@ -107,14 +112,43 @@ class NamespaceReconciler:
             # Quotient's own pods are not charged. A state left behind would count its changes as lag for ever.
             self._states.forget(namespace)
             return None
-        stored, report = self._update_ledger_with_retries(namespace)
+        try:
+            stored, report = self._update_ledger_with_retries(namespace)
+        except (ApiError, Unavailable) as error:
+            self._report_failure(namespace, error)
+            raise
         if stored is None:
             self._states.forget(namespace)
             return None
         self._states.reconciled(namespace, stored.ledger, changes)
         self._report_waiting(namespace, report)
-        self._write_status(namespace, stored.ledger)
+        problem = pods_not_recorded(report.unrecorded) if report.unrecorded else ""
+        self._report_problem(namespace, problem)
+        self._write_status(namespace, stored.ledger, problem)
         return self._requeue_after_s(namespace)
+
+    def _report_failure(self, namespace: str, error: ApiError | Unavailable) -> None:
+        """Say in the status and in an event that the ledger could not be reconciled. Best effort."""
+        # An API server that does not answer for a moment is no news, and most likely takes no status either.
+        if isinstance(error, Unavailable) and self._states.failures(namespace) < REPORTED_FAILURES:
+            return
+        problem = (
+            "the ledger cannot be updated, so these numbers are old, and pods that have ended still count: "
+            + printable(error, MAX_ERROR)
+        )
+        with suppress(ApiError, Unavailable):
+            self._report_problem(namespace, problem)
+            cached, ledger = self._caches.ledger_of(namespace), Ledger()
+            # Without a ledger, the status has the limits at least.
+            quotas = self._caches.quotas.namespace_quotas(namespace)
+            ledger.set_quotas(quotas.quotas, 0, quotas.versions)
+            self._write_status(namespace, ledger if cached is None else read_ledger(cached).ledger, problem)
+
+    def _report_problem(self, namespace: str, problem: str) -> None:
+        """Record an event about a problem that is new."""
+        if self._states.set_problem(namespace, problem) and problem:
+            regarding = ObjectReference(api_version="v1", kind="ConfigMap", namespace=namespace, name=QUOTA_STATUS)
+            self._recorder.record(regarding, "LedgerNotUpdated", problem, type_=WARNING)
 
     def _update_ledger_with_retries(self, namespace: str) -> tuple[StoredLedger | None, ReconcileReport]:
         # After a conflict the cache may still hold the version that lost: read from the API server.
@@ -336,18 +370,19 @@ class NamespaceReconciler:
         ]
         return max(MIN_INTERVAL_S, min(delays)) + DUE_MARGIN_S
 
-    def _write_status(self, namespace: str, ledger: Ledger) -> None:
+    def _write_status(self, namespace: str, ledger: Ledger, problem: str) -> None:
         """Write `gpu-quota-status`, or delete it if the namespace has no quota."""
         quotas = self._caches.quotas.namespace_quotas(namespace)
         cached = self._caches.statuses.get(QUOTA_STATUS, namespace)
         mistakes = {**quotas.mistakes, **self._caches.quotas.mistakes_in(LEGACY_QUOTA, ledger.quotas)}
-        if not ledger.quotas and not mistakes:
+        if not ledger.quotas and not mistakes and not problem:
             if cached is not None:
                 self._cluster.delete(CONFIG_MAPS, QUOTA_STATUS, namespace, uid=cached.metadata.uid)
             return
         names = {pod.key: pod.metadata.name for pod in self._caches.pods_in(namespace)}
         waiting = {names[key]: reason for key, reason in self._states.waiting(namespace).items() if key in names}
-        data = {STATUS_KEY: encode_status(status_of(ledger, self._cluster_mode, waiting, mistakes))}
+        problems = [problem] if problem else []
+        data = {STATUS_KEY: encode_status(status_of(ledger, self._cluster_mode, waiting, mistakes, problems))}
         if cached is not None and cached.data == data:
             return
         labels = {STATUS_LABEL: "true"}
@@ -363,7 +398,7 @@ class NamespaceReconciler:
     def _report_waiting(self, namespace: str, report: ReconcileReport) -> None:
         """Record an event on each pod that newly waits for a charge."""
         before = self._states.waiting(namespace)
-        waiting = {key: str(reasons[0]) for key, reasons in report.waiting.items()}
+        waiting = {key: shorten(str(reasons[0]), MAX_ERROR) for key, reasons in report.waiting.items()}
         self._states.set_waiting(namespace, waiting)
         pods = {pod.key: pod for pod in self._caches.pods_in(namespace)}
         for key, reason in waiting.items():
@@ -374,3 +409,10 @@ class NamespaceReconciler:
                 )
                 message = f"not scheduled, because it could not be charged to the GPU quota: {reason}"
                 self._recorder.record(regarding, "QuotaExceeded", message, type_=WARNING)
+
+
+def pods_not_recorded(count: int) -> str:
+    return (
+        f"{count} pods that use GPUs are not charged, because the ledger of this namespace is full; no pod with GPUs "
+        "is admitted until others have ended"
+    )

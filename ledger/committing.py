@@ -23,7 +23,7 @@ from cluster.errors import ApiError, Conflict, NotFound
 from ledger.ledger_store import LedgerStore, StoredLedger
 from ledger.workqueue import WorkQueue
 from vcuda.decision import Unavailable
-from vcuda.ledger import ChargeResult, Ledger, LedgerState, ledger_not_open
+from vcuda.ledger import MAX_STORED_BYTES, ChargeResult, Ledger, LedgerState, ledger_not_open
 from vcuda.recent import keep_recent
 
 WORKERS = 4
@@ -189,7 +189,9 @@ class LedgerCommitter:
                 if cached is not None and (ledger.changes == 0 or any(map(is_refused, results))):
                     cached = None
                     continue
-                if ledger.changes:
+                # A ledger that is full refuses pods, and newer quotas may not fit into it.
+                is_full = ledger.size() > MAX_STORED_BYTES and all(map(is_refused, results))
+                if ledger.changes and not is_full:
                     stored = store.write(stored, ledger)
                     self.counts.writes += 1
             except (Conflict, NotFound):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cluster.errors import AlreadyExists, NotFound
+from cluster.errors import AlreadyExists, NotFound, Rejected
 from cluster.interface import Cluster, Selector
 from cluster.objects import CONFIG_MAPS, ConfigMap, Metadata, Owners
 from vcuda.decision import Unavailable
@@ -18,6 +18,8 @@ from vcuda.names import LEDGER_KEY, LEDGER_LABEL, LEDGER_PREFIX
 from vcuda.quota import Quota
 
 LEDGER_SELECTOR = Selector(labels=LEDGER_LABEL)
+# The API server's limit for all values of a ConfigMap.
+MAX_CONFIG_MAP = 1 << 20
 
 
 class UnreadableLedger(Unavailable):
@@ -116,4 +118,14 @@ class LedgerStore:
 
 
 def ledger_data(ledger: Ledger) -> dict[str, str]:
-    return {LEDGER_KEY: encode_ledger(ledger)}
+    """Return the content of a ledger's ConfigMap; raises Rejected if it is larger than a ConfigMap can be."""
+    text = encode_ledger(ledger)
+    size = len(text.encode())
+    if size > MAX_CONFIG_MAP:
+        raise Rejected(
+            f"the ledger would have {size} bytes, {ledger.quotas_size()} of them quotas, and a ConfigMap holds "
+            f"{MAX_CONFIG_MAP}; delete or shorten quotas of this namespace, or wait until some of its {len(ledger)} "
+            "pods have ended",
+            code=413,
+        )
+    return {LEDGER_KEY: text}

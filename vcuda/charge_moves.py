@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vcuda.amounts import Amounts
 from vcuda.decision import Code, Reason
-from vcuda.ledger import MAX_BYTES, ChargeResult, Ledger, LedgerState, PodKey, ledger_not_open
+from vcuda.ledger import MAX_BYTES, MAX_STORED_BYTES, ChargeResult, Ledger, LedgerState, PodKey, ledger_not_open
 from vcuda.namespace_policy import Mode
 from vcuda.quota_refusals import ledger_full, model_not_granted, quota_exceeded
 from vcuda.quota_usage import Charge, QuotaUsage, model_by_name
@@ -56,8 +56,8 @@ def extend_charge(
             # By an earlier attempt: from now on, or the controller would revert it during this one.
             ledger.put(pod, held, now_s)
         return ChargeResult(held)
-    if held is None and ledger.size() > MAX_BYTES:
-        return ChargeResult(reasons=(ledger_full(len(ledger)),))
+    if ledger.size() > (MAX_BYTES if held is None else MAX_STORED_BYTES):
+        return ChargeResult(reasons=(ledger_full(len(ledger), ledger.quotas_size()),))
     if held is not None and held.moved_from is not None:
         # Another replica is binding the pod to another node at this moment: what it holds for that must not be lost.
         return ChargeResult(reasons=(charge_moving(held),))

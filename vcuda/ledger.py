@@ -44,10 +44,14 @@ UID_BYTES = 16
 # 16 bytes in base64, without the padding.
 KEY_WIDTH = 22
 # A ConfigMap holds at most 1 MiB. A ledger that outgrew it could not be written any more, not even to release charges.
-MAX_BYTES = 900_000
+# Pods are admitted up to the first size; those that exist without having been admitted are charged up to the second.
+MAX_BYTES, MAX_STORED_BYTES = 900_000, 1_000_000
 MAX_HOLDERS = 8
-# Upper bounds for a group without its pods and its model's name, and for a holder with the longest names.
-GROUP_BYTES, HOLDER_BYTES = 160, 600
+# Tenants write owner references, whose length the API server does not check: a kind, a slash, and the longest name of
+# an object.
+MAX_HOLDER_NAME = 317
+# Upper bounds for a group without its pods and its model's name, and for a holder: a character has up to 4 bytes.
+GROUP_BYTES, HOLDER_BYTES = 160, 4 * MAX_HOLDER_NAME + 240
 
 # What may be the name of a pod. Anything else is not recorded: names become parts of paths.
 POD_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -136,6 +140,8 @@ class Ledger:
         # Computed when needed, and dropped by the change that makes them obsolete.
         self._usage: QuotaUsage | None = None
         self._quotas_size: int | None = None
+        # Of all groups, without their pods. Counted as they come and go: every charge asks for the ledger's size.
+        self._groups_size = 0
         # Counts changes: a ledger with none need not be written back.
         self.changes = 0
 
@@ -145,6 +151,7 @@ class Ledger:
         other.versions, other._quotas_size = self.versions, self._quotas_size
         other._groups, other._entries = self._groups.copy(), self._entries.copy()
         other._names, other._names_size = self._names.copy(), self._names_size
+        other._groups_size = self._groups_size
         return other
 
     def __eq__(self, other: object) -> bool:
@@ -186,7 +193,7 @@ class Ledger:
         self._delete(pod)
         entry = charge, since
         self._entries[pod] = entry
-        self._groups[entry] = self._groups.get(entry, "") + pod
+        self._add_to_group(entry, pod)
         self._mark_changed()
 
     def release(self, pod: PodKey) -> bool:
@@ -228,12 +235,15 @@ class Ledger:
 
     def size(self) -> int:
         """Return an upper bound of the document's length in bytes, without encoding it."""
+        holders = MAX_HOLDERS * HOLDER_BYTES
+        pods = KEY_WIDTH * len(self._entries) + self._names_size
+        return pods + self._groups_size + self.quotas_size() + holders
+
+    def quotas_size(self) -> int:
+        """Return how many bytes of the document are the quotas."""
         if self._quotas_size is None:
             self._quotas_size = len(msgspec.json.encode((self.quotas, self.versions)))
-        groups = sum(GROUP_BYTES + len(charge.model) for charge, _ in self._groups)
-        groups += sum(GROUP_BYTES + len(charge.moved_from.model) for charge, _ in self._groups if charge.moved_from)
-        pods = KEY_WIDTH * len(self._entries) + self._names_size
-        return pods + groups + self._quotas_size + MAX_HOLDERS * HOLDER_BYTES
+        return self._quotas_size
 
     def reserve(self, pod: PodKey, charge: Charge, now_s: int, name: str = "") -> None:
         """Add a reservation for a new pod without checking it against the quotas."""
@@ -244,6 +254,11 @@ class Ledger:
         usage.reserve(model_by_name(charge.model), charge.amounts)
         usage.reservations.append(Reserved(charge, now_s))
         self._usage = usage
+
+    def _add_to_group(self, entry: LedgerEntry, pods: str) -> None:
+        if entry not in self._groups:
+            self._groups_size += group_bytes(entry[0])
+        self._groups[entry] = self._groups.get(entry, "") + pods
 
     def _mark_changed(self) -> None:
         self.changes += 1
@@ -269,11 +284,17 @@ class Ledger:
             self._groups[entry] = rest
         else:
             del self._groups[entry]
+            self._groups_size -= group_bytes(entry[0])
         return True
 
 
 def name_size(name: str) -> int:
     return KEY_WIDTH + len(name) + NAME_BYTES
+
+
+def group_bytes(charge: Charge) -> int:
+    """Return an upper bound of the length of a group without its pods."""
+    return GROUP_BYTES + len(charge.model) + (group_bytes(charge.moved_from) if charge.moved_from else 0)
 
 
 def count_keys(pods: str) -> int:
@@ -313,7 +334,7 @@ def decode_ledger(text: str) -> Ledger:
         if len(group.pods) % KEY_WIDTH:
             raise ValueError("the pods of a group are truncated")
         entry = group.charge, group.since
-        ledger._groups[entry] = ledger._groups.get(entry, "") + group.pods  # noqa: SLF001 - our own
+        ledger._add_to_group(entry, group.pods)  # noqa: SLF001 - our own
         for pod in split_keys(group.pods):
             if pod in ledger._entries:  # noqa: SLF001
                 raise ValueError(f"pod {unpack_uid(pod)} is charged twice")
@@ -377,7 +398,7 @@ def reserve(ledger: Ledger, request: ChargeRequest, now_s: int, cluster_mode: Mo
         return ChargeResult(entry[0])
     # Also in audit mode: what is not in the ledger could not be accounted for.
     if ledger.size() > MAX_BYTES:
-        return ChargeResult(reasons=(ledger_full(len(ledger)),))
+        return ChargeResult(reasons=(ledger_full(len(ledger), ledger.quotas_size()),))
     remedies = replace(request.remedies, now_s=now_s)
     fit = fit_charge(ledger.usage, request.demand, request.options, request.cards, remedies)
     if fit.reasons and enforced:

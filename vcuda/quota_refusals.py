@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from vcuda.amounts import Amounts
 from vcuda.decision import Code, Reason
 from vcuda.dimensions import CORES, EXPLAINED_UNITS, MEMORY, PODS, UNITS
-from vcuda.gpu_model import GpuModel, parse_model
+from vcuda.gpu_model import GpuModel
 from vcuda.quota import ALL_TYPES, DENY, Quota
 from vcuda.quota_usage import ANY, RESERVATION_S, LimitKey, QuotaUsage, Unconfirmed
 from vcuda.vocabulary import CORES_PER_CARD
 
 # Enough to know whom to ask; kubectl shows a refusal as one paragraph.
-MAX_HOLDERS_NAMED = 3
+MAX_HOLDERS_NAMED, MAX_MODELS_NAMED = 3, 12
 # How Kubernetes' own refusals for a quota begin.
 EXCEEDED = "exceeded quota: "
 
@@ -122,7 +122,7 @@ def add_alternatives(reasons: Sequence[Reason], models: Sequence[str], annotatio
     if not models:
         return list(reasons)
     first, *rest = reasons
-    advice = f"enough quota is left for {' or '.join(models)}: name it in the annotation {annotation}"
+    advice = f"enough quota is left for {name_models(models, ' or ')}: name it in the annotation {annotation}"
     return [replace(first, remedy=f"{first.remedy}; {advice}"), *rest]
 
 
@@ -147,18 +147,17 @@ def model_required(quota: Quota, models: Iterable[str], annotation: str) -> Reas
         field=f"{quota.name}: untyped",
         value=DENY,
         message="the quota requires every pod to name one GPU model, and this pod could run on "
-        + (", ".join(models) or "any model"),
-        remedy=f"set the annotation {annotation} to {' or '.join(listed) or 'one model'}",
+        + (name_models(list(models)) or "any model"),
+        remedy=f"set the annotation {annotation} to {name_models(listed, ' or ') or 'one model'}",
     )
 
 
 def model_not_granted(model: GpuModel, usage: QuotaUsage) -> Reason:
     quota = next(quota.name for quota in usage.quotas if not quota.grants(model))
-    lines = dict.fromkeys(line for quota in usage.quotas for line in quota.types if line != ALL_TYPES)
-    granted = [line for line in lines if usage.grants(parse_model(line))]
+    granted = usage.granted_lines
     extend = f"have an administrator add {model.name} to {quota}"
     if granted:
-        remedy = f"ask for {' or '.join(granted)}, or {extend}"
+        remedy = f"ask for {name_models(granted, ' or ')}, or {extend}"
     else:
         remedy = f"no model is listed in all of this namespace's quotas: {extend}"
     return Reason(
@@ -175,7 +174,7 @@ def no_model_listed(quota: Quota, requested: Iterable[str]) -> Reason:
     return Reason(
         code=Code.MODEL_NOT_GRANTED,
         field=f"{quota.name}: types",
-        value=", ".join(requested),
+        value=name_models(list(requested)),
         message="the quota lists no GPU model and denies unlisted ones",
         remedy="have an administrator list models, or set unlisted: allow",
     )
@@ -185,10 +184,16 @@ def all_models_avoided(usage: QuotaUsage, avoided: Iterable[str]) -> Reason:
     return Reason(
         code=Code.MODEL_NOT_GRANTED,
         field=next(quota.name for quota in usage.quotas if not quota.grants(ANY)) + ": types",
-        value=", ".join(avoided),
+        value=name_models(list(avoided)),
         message="the annotation nouse-gputype excludes every GPU model that this namespace may use",
         remedy="exclude fewer models",
     )
+
+
+def name_models(models: Sequence[str], separator: str = ", ") -> str:
+    """List models; a quota, a pod and a cluster may have hundreds."""
+    more = len(models) - MAX_MODELS_NAMED
+    return separator.join((*models[:MAX_MODELS_NAMED], f"{more} more") if more > 0 else models)
 
 
 def ledger_missing() -> Reason:
@@ -212,13 +217,13 @@ def ledger_rebuilding() -> Reason:
     )
 
 
-def ledger_full(pods: int) -> Reason:
-    """Refuse a pod in a namespace with more pods than fit into one ConfigMap."""
+def ledger_full(pods: int, quota_bytes: int) -> Reason:
+    """Refuse a pod in a namespace whose pods and quotas fill one ConfigMap."""
     return Reason(
         code=Code.QUOTA_EXCEEDED,
         field="metadata.namespace",
         value=str(pods),
-        message=f"the ledger of this namespace is full with {pods} pods that have GPUs",
-        remedy="use another namespace, or wait until pods have ended",
+        message=f"the ledger of this namespace is full with {pods} pods with GPUs and {quota_bytes} bytes of quotas",
+        remedy="use another namespace, wait until pods have ended, or have an administrator shorten the quotas",
         numbers={"asked": 1, "used": pods},
     )

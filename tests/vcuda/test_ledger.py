@@ -6,6 +6,7 @@ import uuid
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.vcuda.demands import fixed
 from vcuda.charge_moves import extend_charge
@@ -299,7 +300,8 @@ def test_each_quota_has_a_version_of_its_own() -> None:
 
 def test_reconciling_removes_only_quotas_that_are_confirmed_to_be_gone() -> None:
     """A quota that the cache does not have may be newer than the cache; the default needs no confirmation."""
-    default, own = parse_quota("types: {}", "configuration/defaultQuota"), parse_quota("types: {T4: {cores: 1}}", "a/q")
+    default = parse_quota("unlisted: allow", "configuration/defaultQuota")
+    own = parse_quota("types: {T4: {cores: 1}}", "a/q")
     ledger = Ledger("u", LedgerState.OPEN)
     ledger.set_quotas([default], 1)
     merge_newer_quotas(ledger, [own], {own.name: 40})
@@ -326,3 +328,28 @@ def test_a_ledger_that_charges_a_pod_twice_is_rejected() -> None:
         decode_ledger(twice)
     with pytest.raises(ValueError, match="truncated"):
         decode_ledger(encode_ledger(ledger).replace(key, key[:-1]))
+
+
+def test_the_size_of_a_ledger_is_that_of_its_charges() -> None:
+    """It is counted as charges come and go, and as they are read."""
+    ledger = open_ledger("types: {A100: {cores: 10000000}}")
+    empty = ledger.size()
+    keys = [pod() for _ in range(20)]
+    for number, key in enumerate(keys):
+        ledger.put(key, replace(A100, cores=number % 7, moved_from=A100 if number % 2 else None), None)
+    assert decode_ledger(encode_ledger(ledger)).size() == ledger.copy().size() == ledger.size()
+    assert ledger.size() >= len(encode_ledger(ledger))
+    for key in keys:
+        ledger.release(key)
+    assert ledger.size() == empty
+
+
+def test_a_full_ledger_names_what_fills_it() -> None:
+    """Quotas fill it as well as pods do."""
+    ledger = Ledger("u", LedgerState.OPEN)
+    lines = "".join(f"  A{number}{'X' * 50}: {{cores: 1, memory: 1Gi, pods: 1}}\n" for number in range(256))
+    ledger.set_quotas([parse_quota(f"types:\n{lines}", f"team/q{number}") for number in range(40)], 1)
+    (reason,) = reserve(ledger, request_for(pod()), 1, Mode.ENFORCE).reasons
+    assert reason.code is Code.QUOTA_EXCEEDED
+    assert f"{ledger.quotas_size()} bytes of quotas" in reason.message
+    assert "shorten the quotas" in reason.remedy
