@@ -33,6 +33,7 @@ from vcuda.scheme import Scheme
 RUNNING = "Running"
 # An allocation waits for this list; the kubelet admits no other pod until the allocation is answered.
 LIST_TIMEOUT_S = 2.0
+MAX_REASONS = 5
 
 DeviceCounts = dict[Resource, int]
 
@@ -92,7 +93,8 @@ def parse_bound_pod(pod: Pod, scheme: Scheme) -> BoundPod | None:
     return BoundPod(
         metadata=metadata.identity(),
         request=request,
-        request_error="; ".join(map(str, reasons)),
+        # Stored, and shown in an event of the pod, in which a few say enough.
+        request_error="; ".join(map(str, reasons[:MAX_REASONS])),
         options=admitted_options(annotations, scheme),
         counts=device_counts(pod, scheme),
         placed=decode_placement(annotations.get(scheme.names.placement, "")),

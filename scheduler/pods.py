@@ -24,6 +24,9 @@ from vcuda.scheme import Scheme
 POD_SCHEDULED = "PodScheduled"
 # Labels that are kept of a pod: every GPU pod is cached, and tenants write them.
 MAX_LABELS = 64
+# Of the UID in an owner reference, which the API server does not check; a real one has 36 characters. And of what
+# kube-scheduler reports.
+MAX_UID, MAX_FAILURE = 64, 2000
 # The preemption policy of pods for which no others are evicted.
 NEVER = "Never"
 
@@ -130,14 +133,14 @@ def reduce_pod(metadata: Metadata, spec: PodSpec, status: PodStatus, scheme: Sch
         node=spec.node_name or "",
         placed=decode_placement(annotations.get(scheme.names.placement, "")),
         minors=predicate_minors(spec, annotations, scheme) if spec.node_name else {},
-        owner=next((each.uid for each in metadata.owner_references if each.controller), ""),
+        owner=next((each.uid[:MAX_UID] for each in metadata.owner_references if each.controller), ""),
         scheduler=spec.scheduler_name or "",
         priority=spec.priority or 0,
         created_s=seconds_of(metadata.creation_timestamp),
         has_ended=status.has_ended,
         is_deleting=metadata.deletion_timestamp is not None,
         ends_s=seconds_of(metadata.deletion_timestamp),
-        scheduling_failure=f"{failures[0].reason}: {failures[0].message}" if failures else "",
+        scheduling_failure=f"{failures[0].reason}: {failures[0].message}"[:MAX_FAILURE] if failures else "",
         nominated_node=status.nominated_node_name,
         may_preempt=spec.preemption_policy != NEVER,
         started_s=start_of(status),

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from vcuda.decision import Code, Reason, printable
+from vcuda.decision import MAX_KEY_LENGTH, Code, Reason, printable, shorten
 from vcuda.gpu_model import MAX_LABEL, matches, never_matches, parse_model
 from vcuda.isolation import Isolation
 from vcuda.placement_strategies import SETTABLE_STRATEGIES, PlacementStrategy
@@ -59,7 +59,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 def annotation_field(key: str) -> str:
     """Return the field path of an annotation, for a Reason."""
-    return f"metadata.annotations[{key}]"
+    return f"metadata.annotations[{shorten(key, MAX_KEY_LENGTH)}]"
 
 
 def read_pod_options(

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from vcuda.catalogue import CardModel, card_sizes_mib
 from vcuda.charging import PodDemand
-from vcuda.decision import BadRequest, Code, Decision, Reason
+from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, pack_uid, reserve
 from vcuda.ledger_quotas import merge_newer_quotas
 from vcuda.names import MIRROR_ANNOTATION
@@ -28,6 +28,7 @@ from webhook.patching import PatchBuilder, truncate_warning
 from webhook.pod_parsing import ParsedPod, parse_pod
 from webhook.reapplying import restore
 from webhook.review import NULL, Request, decode_object, encode_answer
+from webhook.size_limits import size_mistakes
 from webhook.template_fractions import gpu_amounts, is_fraction
 from webhook.validating import (
     PodToBind,
@@ -46,6 +47,7 @@ from webhook.workloads import (
     read_workload,
     rewrite_workload_fractions,
     template_mistakes,
+    template_size_mistakes,
 )
 
 CREATE, UPDATE = "CREATE", "UPDATE"
@@ -179,6 +181,8 @@ class Admission:
                 return patch, Decision(tuple(reasons))
             pod = new_pod(request)
             parsed = parse_pod(pod, self.config, policy)
+            if parsed.is_too_large:
+                return PatchBuilder(), ALLOWED if is_mirror(pod) else Decision(parsed.reasons)
             early = pod_mistakes(pod, parsed, self.config, policy) if self._is_refused_early(pod, parsed) else []
             return rewrite(pod, parsed, self.config, policy), Decision(tuple(early)) if early else ALLOWED
         if kind in BY_GROUP_KIND and not request.sub_resource:
@@ -204,6 +208,8 @@ class Admission:
     def _patch_ephemeral(self, request: Request) -> PatchBuilder:
         """Hide the GPUs from containers that are added to a running GPU pod."""
         new, old, patch = new_pod(request), old_pod(request), PatchBuilder()
+        if size_mistakes(new, self.config):
+            return patch  # the validating webhook refuses it
         # Ephemeral containers are immutable once they are added.
         known = {container.name for container in old.spec.ephemeral_containers or ()}
         if was_admitted_by_quotient(old, self.config):
@@ -215,12 +221,15 @@ class Admission:
     def _patch_workload(self, request: Request, policy: NamespacePolicy) -> tuple[PatchBuilder, Decision]:
         workload = read_workload(request.object, request, "request.object")
         before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
-        patch = rewrite_workload_fractions(workload, before, request, self.config)
         if workload.metadata.is_controlled:
-            return patch, ALLOWED
+            return PatchBuilder(), ALLOWED
+        if mistakes := template_size_mistakes(workload, before, self.config):
+            return PatchBuilder(), Decision(tuple(mistakes))
+        patch = rewrite_workload_fractions(workload, before, request, self.config)
         if patch.operations:
             # The mistakes have to be those of the template that will be stored.
-            workload = read_workload(apply_operations(request.object, patch.operations), request, "request.object")
+            patched = apply_operations(request.object, patch.operations, "request.object")
+            workload = read_workload(patched, request, "request.object")
         pod, parsed, mistakes = template_mistakes(workload, self.config, policy)
         early = any(reason.code is Code.LIMIT_MISSING for reason in mistakes) or self._is_refused_early(pod, parsed)
         return patch, Decision(tuple(mistakes)) if early else ALLOWED
@@ -267,13 +276,13 @@ class Admission:
             decision = Decision(tuple(pod_mistakes(pod, parsed, self.config, policy)))
         else:
             decision = check_created(pod, parsed, self.config, policy, request.user_info, cards=self.quota_source.cards)
-        if decision.reasons or not parsed.request.is_gpu or MIRROR_ANNOTATION in pod.metadata.annotations_or_empty:
+        if decision.reasons or not parsed.request.is_gpu or is_mirror(pod):
             return decision, None
         # The charge is filed under the UID, which the API server sets before it calls validating webhooks.
         try:
             key = pack_uid(pod.metadata.uid)
         except ValueError:
-            raise BadRequest(f"request.object.metadata.uid: {pod.metadata.uid!r} is not a UID") from None
+            raise BadRequest(f"request.object.metadata.uid: {printable(pod.metadata.uid)!r} is not a UID") from None
         charge = ChargeRequest(
             pod=key,
             demand=self._demand(parsed),
@@ -298,6 +307,10 @@ def is_update(request: Request) -> bool:
 
 def is_binding(request: Request) -> bool:
     return (request.kind.group, request.kind.kind) == BINDING
+
+
+def is_mirror(pod: Pod) -> bool:
+    return MIRROR_ANNOTATION in pod.metadata.annotations_or_empty
 
 
 def new_pod(request: Request) -> Pod:

@@ -50,6 +50,11 @@ class AdmissionConfig:
         """The user's annotations that cannot change after a pod was charged, because the charge depends on them."""
         return (*sorted(self.scheme.option_precedence), self.names.memory_follows_core)
 
+    @cached_property
+    def read_annotations(self) -> tuple[str, ...]:
+        """The annotations whose values are read when a pod is created."""
+        return (*self.frozen_annotations, self.names.cards_rewritten, self.names.limits)
+
     def replaces_scheduler(self, name: str | None) -> bool:
         """Whether a GPU pod with this schedulerName is given to Quotient's scheduler instead."""
         # Absent only in offline checks: the API server sets the default name before it calls webhooks.

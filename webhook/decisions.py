@@ -11,11 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from vcuda.decision import shorten
 from webhook.admission import AdmissionOutcome
-from webhook.review import NULL, Request
+from webhook.review import MAX_REASON, NULL, Request, User, limit_decision
 
 # Older ones are dropped. On a busy cluster this covers minutes; metrics and events last longer.
 MAX_DECISIONS = 1000
+# Of a name. Those of the API server are shorter, but whoever calls the webhook may send any.
+MAX_TEXT = 320
 PATH = "/decisions"
 
 
@@ -30,10 +33,8 @@ class DecisionLog:
     def record(self, route: str, request: Request, outcome: AdmissionOutcome) -> None:
         # A pod that was only mutated is validated a moment later, and would be listed twice.
         if route == "validate" or outcome.decision.reasons:
-            # Without the objects: they may be large, and their env may hold secrets.
-            summary = replace(request, object=NULL, old_object=NULL)
             with self._lock:
-                self._ring.append((time.time(), route, summary, outcome))
+                self._ring.append((time.time(), route, summary_of(request), outcome_shown(outcome)))
 
     def recent(self, namespace: str = "", limit: int = MAX_DECISIONS) -> list[dict[str, Any]]:
         """Return decisions as JSON objects, newest first; an empty namespace matches all."""
@@ -41,6 +42,23 @@ class DecisionLog:
             entries = list(self._ring)
         matching = [each for each in reversed(entries) if namespace in ("", each[2].namespace)]
         return [describe_decision(*each) for each in matching[:limit]]
+
+
+def summary_of(request: Request) -> Request:
+    """Return a request without its objects, which may be large, and whose env may hold secrets."""
+    return replace(
+        request,
+        object=NULL,
+        old_object=NULL,
+        name=shorten(request.name, MAX_TEXT),
+        namespace=shorten(request.namespace, MAX_TEXT),
+        user_info=User(shorten(request.user_info.username, MAX_TEXT)),
+    )
+
+
+def outcome_shown(outcome: AdmissionOutcome) -> AdmissionOutcome:
+    """Return what is shown of an outcome: an object may have thousands of mistakes."""
+    return AdmissionOutcome(limit_decision(outcome.decision), [], limit_decision(outcome.audited))
 
 
 def describe_decision(decided_at: float, route: str, request: Request, outcome: AdmissionOutcome) -> dict[str, Any]:
@@ -57,7 +75,12 @@ def describe_decision(decided_at: float, route: str, request: Request, outcome: 
         "allowed": outcome.decision.allowed,
         "audited": bool(outcome.audited.reasons),
         "reasons": [
-            {"code": reason.code, "field": reason.field, "message": str(reason), "numbers": reason.numbers}
+            {
+                "code": reason.code,
+                "field": shorten(reason.field, MAX_REASON),
+                "message": shorten(str(reason), MAX_REASON),
+                "numbers": reason.numbers,
+            }
             for reason in reasons
         ],
         "warnings": list(outcome.decision.warnings),

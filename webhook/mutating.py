@@ -27,7 +27,7 @@ from vcuda.request import resources_of
 from vcuda.vocabulary import Share
 from webhook.admission_config import AdmissionConfig
 from webhook.gpu_access import selects_gpus_by_env_from
-from webhook.objects import AdmittedContainer, AdmittedSpec, Affinity, NodeAffinity, NodeSelector, Pod, Term
+from webhook.objects import AdmittedContainer, AdmittedSpec, Pod, Term, affinity_levels, required_terms
 from webhook.patching import PatchBuilder, escape_pointer, field_of
 from webhook.pod_parsing import ParsedPod
 
@@ -203,8 +203,8 @@ def split_names(listed: str) -> list[str]:
 def merge_names(listed: str, names: Sequence[str]) -> str:
     """Add names to a list separated by commas. A list that has them all is returned unchanged, spaces included."""
     present = split_names(listed)
-    missing = [name for name in names if name not in present]
-    return ",".join([*present, *missing]) if missing else listed
+    missing = dict.fromkeys(names).keys() - present
+    return ",".join([*present, *(name for name in names if name in missing)]) if missing else listed
 
 
 def rename_option_annotations(pod: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:
@@ -285,18 +285,6 @@ def clean_environment(pointer: str, container: AdmittedContainer, patch: PatchBu
 def is_reserved_variable(name: str) -> bool:
     """Whether an environment variable decides which GPUs a container sees, or how much of them."""
     return name == VISIBLE_DEVICES or name.startswith(SHARING_VARIABLE_PREFIXES)
-
-
-def affinity_levels(spec: AdmittedSpec) -> tuple[Affinity | None, NodeAffinity | None, NodeSelector | None]:
-    """Return the objects that lead to a pod's required node selector terms; None where one is absent."""
-    affinity = spec.affinity
-    node_affinity = affinity.node_affinity if affinity else None
-    return affinity, node_affinity, node_affinity.required if node_affinity else None
-
-
-def required_terms(spec: AdmittedSpec) -> list[Term]:
-    *_, required = affinity_levels(spec)
-    return list(required.node_selector_terms or ()) if required else []
 
 
 def restrict_to_pools(pod: Pod, pools: Sequence[str], config: AdmissionConfig, patch: PatchBuilder) -> None:

@@ -13,6 +13,12 @@ from msgspec import Raw, Struct
 from vcuda.pod import Container, PodSpec
 
 JsonObject = dict[str, Any]
+
+
+class Present(Struct, frozen=True):
+    """An object of which only matters that it is there."""
+
+
 # The expressions of a node selector term, under `matchExpressions` and `matchFields`.
 Term = dict[str, Sequence[JsonObject] | None]
 
@@ -114,7 +120,19 @@ class AdmittedSpec(PodSpec, frozen=True, rename="camel"):
     volumes: Sequence[Volume] | None = None
     affinity: Affinity | None = None
     tolerations: Sequence[JsonObject] | None = None
-    resource_claims: Sequence[JsonObject] | None = None
+    resource_claims: Sequence[Present] | None = None
+
+
+def affinity_levels(spec: AdmittedSpec) -> tuple[Affinity | None, NodeAffinity | None, NodeSelector | None]:
+    """Return the objects that lead to a pod's required node selector terms; None where one is absent."""
+    affinity = spec.affinity
+    node_affinity = affinity.node_affinity if affinity else None
+    return affinity, node_affinity, node_affinity.required if node_affinity else None
+
+
+def required_terms(spec: AdmittedSpec) -> list[Term]:
+    *_, required = affinity_levels(spec)
+    return list(required.node_selector_terms or ()) if required else []
 
 
 class Pod(Struct, frozen=True):

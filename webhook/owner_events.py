@@ -33,12 +33,19 @@ MAX_QUEUED = 256
 MIN_INTERVAL_S = 30.0
 MAX_REMEMBERED = 1024
 GET_TIMEOUT_S = 5
+# Of a name in Kubernetes; kinds, versions and UIDs are shorter.
+MAX_OBJECT_NAME = 253
 
 
 class RefusedPod(Struct, frozen=True):
     namespace: str
     owner: Owner
     reason: Reason
+
+
+def may_exist(owner: Owner) -> bool:
+    """Whether an owner reference can be that of an object: tenants write it, and the API server checks no length."""
+    return max(map(len, (owner.api_version, owner.kind, owner.name, owner.uid))) <= MAX_OBJECT_NAME
 
 
 class OwnerEventRecorder:
@@ -70,7 +77,7 @@ class OwnerEventRecorder:
         except BadRequest:
             return
         owner = next((each for each in owners if each.controller), None)
-        if owner is not None and self._is_due(owner, reasons[0]):
+        if owner is not None and may_exist(owner) and self._is_due(owner, reasons[0]):
             self._queue.enqueue(RefusedPod(request.namespace, owner, reasons[0]), owner=owner.name)
 
     def _is_due(self, owner: Owner, reason: Reason) -> bool:

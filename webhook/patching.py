@@ -7,6 +7,7 @@ patch, and so that fields unknown to Quotient stay as they are.
 from functools import lru_cache
 from typing import Any
 
+from vcuda.decision import MAX_KEY_LENGTH, shorten
 from webhook.objects import AdmittedMetadata
 
 Operation = dict[str, Any]
@@ -33,7 +34,7 @@ def field_of(pointer: str) -> str:
     path = ""
     for step in pointer_steps(pointer):
         if step != "-":
-            path += f".{step}" if step.isidentifier() else f"[{step}]"
+            path += f".{step}" if step.isidentifier() else f"[{shorten(step, MAX_KEY_LENGTH)}]"
     return path.removeprefix(".")
 
 
@@ -51,7 +52,8 @@ class PatchBuilder:
     def __init__(self, root: str = "") -> None:
         self.root = root
         self.operations: list[Operation] = []
-        self.warnings: list[str] = []
+        # The keys are the warnings, in their order: a variable may be in the environment twice.
+        self.warnings: dict[str, None] = {}
         self._annotations: dict[str, str | None] = {}
 
     @property
@@ -71,9 +73,7 @@ class PatchBuilder:
 
     def warn(self, text: str) -> None:
         """Add a warning, unless it is there already."""
-        # A variable may be in the environment twice.
-        if (warning := truncate_warning(text)) not in self.warnings:
-            self.warnings.append(warning)
+        self.warnings[truncate_warning(text)] = None
 
     def with_root(self, root: str) -> "PatchBuilder":
         """Return the same operations for an object that has this one at `root`."""
@@ -102,4 +102,4 @@ class PatchBuilder:
 
 
 def truncate_warning(text: str) -> str:
-    return text if len(text) <= MAX_WARNING else text[: MAX_WARNING - 1] + "…"
+    return shorten(text, MAX_WARNING)

@@ -6,7 +6,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vcuda.decision import Reason
+from vcuda.decision import Code, Reason
 from vcuda.limits import (
     VERSION,
     PodLimits,
@@ -22,6 +22,7 @@ from vcuda.request import PodRequest, parse_request
 from vcuda.vocabulary import CORES_PER_CARD
 from webhook.admission_config import AdmissionConfig
 from webhook.objects import Pod
+from webhook.size_limits import size_mistakes
 
 
 class ParsedPod(Struct, frozen=True):
@@ -42,12 +43,19 @@ class ParsedPod(Struct, frozen=True):
         """Whether the pod requests GPUs, even if the request is invalid."""
         return self.request.is_gpu or bool(self.reasons)
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the pod was not parsed, because of its size."""
+        return any(reason.code is Code.TOO_LARGE for reason in self.reasons)
+
 
 NO_GPUS = ParsedPod(PodRequest(), PodOptions(), PodLimits(v=VERSION, models=(), containers={}), "", None, ())
 
 
 def parse_pod(pod: Pod, config: AdmissionConfig, policy: NamespacePolicy) -> ParsedPod:
     names, scheme = config.names, config.scheme
+    if mistakes := size_mistakes(pod, config):
+        return replace(NO_GPUS, reasons=tuple(mistakes))
     annotations = pod.metadata.annotations_or_empty
     parsed = parse_request(pod.spec, annotations, scheme)
     request = parsed.request

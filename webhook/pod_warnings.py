@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from vcuda.catalogue import CardModel
-from vcuda.decision import printable
+from vcuda.decision import enumerate_some, printable
 from vcuda.gpu_model import matches, parse_model
 from vcuda.memory_units import MIN_USEFUL_MIB, units_for
 from vcuda.names import Names
@@ -92,13 +92,9 @@ def unknown_model_warnings(options: PodOptions, cards: Sequence[CardModel], name
         unknown = [each for each in listed if not any(matches(each, model) for model in parsed)]
         # Without a catalogue, nothing is known of the cluster.
         if models and unknown:
-            subject = f"annotation {key}: {name_some(unknown)} matches no GPU model of this cluster"
-            yield truncate_warning(f"{subject} ({name_some(models)}): {effect}")
-
-
-def name_some(models: Sequence[str]) -> str:
-    named = ", ".join(models[:MAX_MODELS_NAMED])
-    return named if len(models) <= MAX_MODELS_NAMED else f"{named} and {len(models) - MAX_MODELS_NAMED} more"
+            named = enumerate_some(unknown, MAX_MODELS_NAMED)
+            subject = f"annotation {key}: {named} matches no GPU model of this cluster"
+            yield truncate_warning(f"{subject} ({enumerate_some(models, MAX_MODELS_NAMED)}): {effect}")
 
 
 def misplaced_annotations(metadata: AdmittedMetadata, config: AdmissionConfig, field_prefix: str) -> Iterator[str]:

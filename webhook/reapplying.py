@@ -25,11 +25,11 @@ from webhook.mutating import (
     has_hidden_gpus,
     remove_node_access,
     rename_option_annotations,
-    required_terms,
     was_admitted_by_quotient,
 )
-from webhook.objects import Pod, Term
+from webhook.objects import Pod, Term, required_terms
 from webhook.patching import PatchBuilder, escape_pointer, field_of
+from webhook.size_limits import size_mistakes
 
 
 class ManifestMetadata(msgspec.Struct, frozen=True):
@@ -50,6 +50,10 @@ def restore(new: Pod, old: Pod, config: AdmissionConfig) -> tuple[PatchBuilder, 
     patch = PatchBuilder()
     if not was_admitted_by_quotient(old, config):
         return patch, []
+    if size_mistakes(old, config):
+        return patch, []  # from a time when no webhook was registered
+    if mistakes := size_mistakes(new, config):
+        return patch, mistakes
     old_containers = {container.name: container for _, container in containers_of(old.spec)}
     parsed = parse_request(old.spec, old.metadata.annotations_or_empty, config.scheme)
     requests = {each.name: each for each in parsed.request.containers}
@@ -168,13 +172,12 @@ def restore_terms(new: Pod, old: Pod, config: AdmissionConfig, patch: PatchBuild
     """Put the pools back into a node affinity that is the old one without them."""
     now, before = required_terms(new.spec), required_terms(old.spec)
     labels = (config.names.pool_label, *ANCESTOR_POOL_LABELS)
-    without_pools: list[Term] = []
+    without_pools: dict[bytes, Term] = {}
     for term in before:
         own = [each for each in term.get("matchExpressions") or [] if each.get("key") not in labels]
         rest: Term = {key: value for key, value in term.items() if key != "matchExpressions"}
         stripped = {**rest, "matchExpressions": own} if own else rest
         # The rewrite had made one term per pool label of each.
-        if stripped not in without_pools:
-            without_pools.append(stripped)
-    if now and now != before and now == without_pools:
+        without_pools.setdefault(msgspec.json.encode(stripped, order="sorted"), stripped)
+    if now and now != before and now == list(without_pools.values()):
         patch.add(TERMS_POINTER, before)

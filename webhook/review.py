@@ -4,20 +4,22 @@ The objects under review stay undecoded until their kind is known.
 """
 
 from binascii import b2a_base64
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from vcuda.decision import BadRequest, Code, Decision
+from vcuda.decision import BadRequest, Code, Decision, printable, shorten
 from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import decoder_for
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 NULL = Raw(b"null")
-# Reasons or warnings in one response. The API server ignores warnings beyond 4096 characters in all.
-MAX_SHOWN = 20
+# Reasons or warnings in one response, and characters of one reason. The API server ignores warnings beyond 4096
+# characters in all, which include those of other webhooks.
+MAX_SHOWN, MAX_REASON, MAX_WARNINGS = 20, 2000, 3000
 RETRY_AFTER_S = 5
 # The start of every response, encoded once.
 OPENING = b'{"apiVersion":"%s","kind":"%s","response":{"uid":' % (API_VERSION.encode(), KIND.encode())
@@ -77,7 +79,8 @@ def decode_review(body: bytes) -> Request:
         raise malformed(KIND, error) from None
     if (review.api_version, review.kind) != (API_VERSION, KIND):
         raise BadRequest(
-            f"apiVersion {review.api_version!r}, kind {review.kind!r} is not supported: send {API_VERSION}, {KIND}"
+            f"apiVersion {printable(review.api_version)!r}, kind {printable(review.kind)!r} is not supported: "
+            f"send {API_VERSION}, {KIND}"
         )
     if review.request is None or not review.request.uid:
         raise BadRequest("request.uid is missing: send the review with its request")
@@ -112,16 +115,24 @@ def encode_answer(uid: str, decision: Decision, operations: list[dict[str, Any]]
     return b"".join(parts)
 
 
+def limit_decision(decision: Decision) -> Decision:
+    """Return a decision with as many reasons and warnings as are shown."""
+    return Decision(decision.reasons[:MAX_SHOWN], tuple(limit_warnings(decision.warnings)))
+
+
 def limit_warnings(warnings: tuple[str, ...]) -> list[str]:
     """Return the first warnings, and how many more there are."""
-    more = len(warnings) - MAX_SHOWN
-    return [*warnings[:MAX_SHOWN], f"and {more} more warnings"] if more > 0 else list(warnings)
+    lengths = accumulate(map(len, warnings[:MAX_SHOWN]))
+    shown = list(warnings[: sum(length <= MAX_WARNINGS for length in lengths)])
+    more = len(warnings) - len(shown)
+    return [*shown, f"and {more} more warnings"] if more else shown
 
 
 def refusal_status(decision: Decision) -> dict[str, Any]:
     """Return the Status of a refusal: a message for users, and causes for programs."""
     reasons, count = decision.reasons[:MAX_SHOWN], len(decision.reasons)
-    lines = [f"{count} problems:", *(f"- {reason}" for reason in reasons)]
+    texts = [shorten(str(reason), MAX_REASON) for reason in reasons]
+    lines = [f"{count} problems:", *(f"- {text}" for text in texts)]
     if count > MAX_SHOWN:
         lines.append(f"- and {count - MAX_SHOWN} more")
     # A ledger opens within a minute: 503 with retryAfterSeconds makes clients try again, where 403 is final.
@@ -130,7 +141,12 @@ def refusal_status(decision: Decision) -> dict[str, Any]:
         "status": "Failure",
         "code": 503 if is_temporary else 403,
         "reason": "ServiceUnavailable" if is_temporary else "Forbidden",
-        "message": str(reasons[0]) if count == 1 else "\n".join(lines),
+        "message": texts[0] if count == 1 else "\n".join(lines),
         "details": ({"retryAfterSeconds": RETRY_AFTER_S} if is_temporary else {})
-        | {"causes": [{"reason": reason.code, "field": reason.field, "message": str(reason)} for reason in reasons]},
+        | {
+            "causes": [
+                {"reason": reason.code, "field": shorten(reason.field, MAX_REASON), "message": text}
+                for reason, text in zip(reasons, texts, strict=True)
+            ]
+        },
     }

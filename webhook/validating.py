@@ -6,6 +6,7 @@ what belongs to Quotient are checked, so that a pod that was admitted under othe
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from webhook.patching import Operation, field_of, pointer_steps
 from webhook.pod_parsing import ParsedPod
 from webhook.pod_warnings import pod_warnings
 from webhook.review import User
+from webhook.size_limits import size_mistakes
 
 # A kubelet authenticates with this group and with its node's name: the node authorizer requires both as well.
 NODES_GROUP = "system:nodes"
@@ -152,14 +154,12 @@ def check_rewritten(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy
     operations = rewrite(pod, parsed, config, policy).operations
     if not operations:
         return []
-    # Only on refusal: a conversion of the whole pod would slow down every admission.
-    current = msgspec.to_builtins(pod)
-    return [not_rewritten(operation, current) for operation in operations]
+    return [not_rewritten(operation, pod) for operation in operations]
 
 
-def not_rewritten(operation: Operation, current: dict[str, Any]) -> Reason:
+def not_rewritten(operation: Operation, pod: Pod) -> Reason:
     """Return the difference between a pod and what the mutating webhook makes of it."""
-    value = value_at(current, operation["path"])
+    value = value_at(pod, operation["path"])
     expected = format_value(operation.get("value"))
     if operation["op"] == "remove":
         message = "not allowed: Quotient's mutating webhook removes it"
@@ -180,13 +180,21 @@ def not_rewritten(operation: Operation, current: dict[str, Any]) -> Reason:
 def value_at(value: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what a JSON pointer refers to; None if there is nothing."""
     for step in pointer_steps(pointer):
-        if isinstance(value, dict):
+        if isinstance(value, Struct):
+            value = getattr(value, attributes_of(type(value)).get(step, ""), None)
+        elif isinstance(value, dict):
             value = value.get(step)
         elif isinstance(value, list | tuple) and step.isdecimal():
             value = value[int(step)]
         else:
             return None
     return value
+
+
+@cache
+def attributes_of(kind: type[Struct]) -> dict[str, str]:
+    """Return the attributes of a struct by their names in JSON."""
+    return {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
 
 
 def format_value(value: Any) -> str:  # noqa: ANN401 - any JSON
@@ -243,6 +251,8 @@ def check_ephemeral(
     """Check containers that are added to a running GPU pod: they cannot request GPUs, and must not see any."""
     if not parsed.is_gpu and not was_admitted_by_quotient(old, config):
         return Decision()
+    if mistakes := size_mistakes(new, config):
+        return Decision(tuple(mistakes))
     present = {container.name for container in old.spec.ephemeral_containers or ()}
     reasons: list[Reason] = []
     for index, container in enumerate(new.spec.ephemeral_containers or ()):
@@ -268,9 +278,8 @@ def exposing_variables(container: AdmittedContainer) -> list[EnvVar]:
     """Return the variables that let a container see GPUs; NVIDIA_VISIBLE_DEVICES without a value if it is absent."""
     # Absent, the image decides, and CUDA images set it to `all`.
     reserved = [variable for variable in container.env or () if is_reserved_variable(variable.name)]
-    hiding = [variable for variable in reserved if (variable.name, variable.value) == (VISIBLE_DEVICES, NO_DEVICES)]
-    exposing = [variable for variable in reserved if variable not in hiding]
-    return exposing or ([] if hiding else [EnvVar(VISIBLE_DEVICES)])
+    exposing = [each for each in reserved if (each.name, each.value) != (VISIBLE_DEVICES, NO_DEVICES)]
+    return exposing if reserved else [EnvVar(VISIBLE_DEVICES)]
 
 
 def check_binding(binding: Binding, pod_to_bind: PodToBind | None, config: AdmissionConfig, user: User) -> Decision:

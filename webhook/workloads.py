@@ -4,11 +4,11 @@ Templates are not rewritten: that would cause a permanent difference to manifest
 exception is fractions of a card, which the API server rejects in a template (see `template_fractions`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonpatch
+import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from webhook.patching import PatchBuilder, field_of, field_prefix, truncate_warn
 from webhook.pod_parsing import ParsedPod, parse_pod
 from webhook.pod_warnings import misplaced_annotations, pod_warnings, unread_name_warnings
 from webhook.review import Request, decode_object
+from webhook.size_limits import size_mistakes
 from webhook.template_fractions import rewrite_fractions
 from webhook.validating import pod_mistakes, with_field_prefix
 
@@ -74,31 +75,41 @@ def template_or_empty(workload: AdmittedWorkload) -> Raw:
 def rewrite_workload_fractions(
     workload: TemplatedWorkload, before: TemplatedWorkload | None, request: Request, config: AdmissionConfig
 ) -> PatchBuilder:
-    """Return the patch for fractions of a card in the template, unless a controller owns the workload."""
-    if workload.metadata.is_controlled:
-        return PatchBuilder(workload.root)
+    """Return the patch for fractions of a card in the template."""
     patch = rewrite_fractions(
         workload.decode_template(),
         before.decode_template() if before else None,
-        last_applied_template(workload.metadata, request),
+        last_applied_template(workload.metadata, request, config),
         config,
     )
     return patch.with_root(workload.root)
 
 
-def last_applied_template(metadata: AdmittedMetadata, request: Request) -> Template | None:
+def last_applied_template(metadata: AdmittedMetadata, request: Request, config: AdmissionConfig) -> Template | None:
     """Return the template of the manifest that `kubectl apply` applied last; None if it is absent or malformed."""
     try:
         manifest = Raw(metadata.annotations_or_empty[LAST_APPLIED_ANNOTATION].encode())
-        return read_workload(manifest, request, LAST_APPLIED_ANNOTATION).decode_template()
-    except (KeyError, BadRequest):
+        template = read_workload(manifest, request, LAST_APPLIED_ANNOTATION).decode_template()
+    except (KeyError, BadRequest, UnicodeError):
         return None  # users can write anything into this annotation
+    return None if size_mistakes(template.as_pod(), config) else template
 
 
-def apply_operations(raw: Raw, operations: list[dict[str, Any]]) -> Raw:
-    """Return an object with a JSON patch applied."""
-    # Slow, but only templates with fractions of a card are patched.
-    return Raw(json.dumps(jsonpatch.apply_patch(json.loads(bytes(raw)), operations)).encode())
+def apply_operations(raw: Raw, operations: list[dict[str, Any]], field: str) -> Raw:
+    """Return an object with a JSON patch applied; `field` is where it is in the review."""
+    # Slow, but only templates with fractions of a card are patched. In place: a copy takes longer than all the rest.
+    plain = jsonpatch.apply_patch(decode_object(raw, dict, field), operations, in_place=True)
+    return Raw(msgspec.json.encode(plain))
+
+
+def template_size_mistakes(
+    workload: TemplatedWorkload, before: TemplatedWorkload | None, config: AdmissionConfig
+) -> list[Reason]:
+    """Return of what a template has more than is read. One that was stored before stays: its pods are refused."""
+    if before is not None and bytes(before.template) == bytes(workload.template):
+        return []
+    mistakes = size_mistakes(workload.decode_template().as_pod(), config)
+    return [with_field_prefix(reason, field_prefix(workload.root)) for reason in mistakes]
 
 
 def limits_missing(pod: Pod, config: AdmissionConfig) -> list[Reason]:
