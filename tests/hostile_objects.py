@@ -111,6 +111,8 @@ REVIEWS: dict[str, MakeReview] = {
         pod(gpu(), container("x", env=fill(size, lambda _: variable(VISIBLE, "void"))))
     ),
     "empty variables": lambda size: created(pod(with_env(*fill(size, lambda _: {})))),
+    "sources of variables": lambda size: created(pod(gpu(envFrom=fill(size, lambda _: {"prefix": "A_"})))),
+    "mounts": lambda size: created(pod(gpu(volumeMounts=fill(size, lambda _: {"mountPath": "/a"})))),
     "containers without GPUs": lambda size: created(pod(gpu(), *fill(size, lambda i: {"name": f"c{i}"}))),
     "containers without a name": lambda size: created(pod(gpu(), *fill(size, lambda _: {}))),
     "containers with GPUs": lambda size: created(pod(*fill(size, lambda i: gpu(f"c{i}")))),

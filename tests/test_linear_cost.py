@@ -183,7 +183,7 @@ def pod_with_terms(size: int) -> AdmittedPod:
 
 def removed_warnings(size: int) -> Work:
     read = variables(size, "1")
-    return lambda: clean_environment("/spec/containers/0", read, PatchBuilder(), has_gpu=True)
+    return lambda: clean_environment("/spec/containers/0", read, PatchBuilder(), hides_gpus=False)
 
 
 def restored_terms(size: int) -> Work:

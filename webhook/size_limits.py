@@ -14,7 +14,7 @@ from webhook.admission_config import AdmissionConfig
 from webhook.objects import AdmittedSpec, Pod, required_terms
 
 MAX_CONTAINERS = 256
-MAX_VARIABLES = 4096
+MAX_VARIABLES, MAX_SOURCES, MAX_MOUNTS = 4096, 1024, 4096
 MAX_VOLUMES = 1024
 MAX_TOLERATIONS = 1024
 # The webhook itself makes three of each, to restrict them to the pools of the namespace.
@@ -54,9 +54,14 @@ def spec_amounts(spec: AdmittedSpec) -> Iterator[Amount]:
     yield Amount("spec.containers", len(app), MAX_CONTAINERS, "containers", split)
     yield Amount("spec.ephemeralContainers", len(ephemeral), MAX_CONTAINERS, "ephemeral containers", "add fewer")
     if max(len(init), len(app), len(ephemeral)) <= MAX_CONTAINERS:
-        variables = sum(len(each.env or ()) for each in (*init, *app, *ephemeral))
+        containers = [*init, *app, *ephemeral]
+        variables = sum(len(each.env or ()) for each in containers)
+        sources = sum(len(each.env_from or ()) for each in containers)
+        mounts = sum(len(each.volume_mounts or ()) for each in containers)
         remedy = "put them into a ConfigMap, and refer to it in envFrom"
         yield Amount("spec.containers[*].env", variables, MAX_VARIABLES, "variables in all containers", remedy)
+        yield Amount("spec.containers[*].envFrom", sources, MAX_SOURCES, "sources in all containers", "merge them")
+        yield Amount("spec.containers[*].volumeMounts", mounts, MAX_MOUNTS, "mounts in all containers", split)
     yield Amount("spec.volumes", len(spec.volumes or ()), MAX_VOLUMES, "volumes", split)
     yield Amount("spec.tolerations", len(spec.tolerations or ()), MAX_TOLERATIONS, "tolerations", "remove some")
     terms, field = required_terms(spec), "spec.affinity.nodeAffinity"

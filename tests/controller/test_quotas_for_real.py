@@ -380,3 +380,32 @@ def test_quotas_hold_while_the_controller_is_down(quotient: QuotientCluster) -> 
     finally:
         quotient.controller.send(signal.SIGCONT)
     eventually(lambda: quotient.cores(namespace) == (70, 60, 0), "the controller to catch up")
+
+
+def test_what_a_tenant_writes_fills_neither_ledger_nor_refusals(quotient: QuotientCluster) -> None:
+    """The API server stores an owner reference with a name of any length."""
+    namespace = quotient.namespace("types: {A100: {cores: 40}}")
+    # No garbage collector looks for the owner: its kind does not exist.
+    owner = {"apiVersion": "example.org/v1", "kind": "Unknown", "uid": str(uuid.uuid4()), "controller": True}
+    for number in range(4):
+        made = pod(gpu(core="10", memory="4"), annotations={NAMES.use_models: "A100"})
+        references = [{**owner, "name": f"{number}{'x' * 280_000}"}]
+        made["metadata"] |= {"name": f"p-{number}", "namespace": namespace, "ownerReferences": references}
+        quotient.cluster.create(PODS, made)
+    eventually(lambda: len(quotient.ledger(namespace).holders) == 4, "the holders")
+    eventually(lambda: quotient.cores(namespace) == (40, 40, 0), "the usage")
+    assert all(len(holder.name) == 317 for holder in quotient.ledger(namespace).holders)
+    refused = quotient.create(namespace, 10, "A100")
+    assert "largest holders: Unknown/" in refused
+    assert len(refused) < 3000
+
+
+def test_a_template_with_a_long_annotation_is_refused_at_once(quotient: QuotientCluster) -> None:
+    """The record of rewritten cards was searched in quadratic time: 70 kB held up all namespaces for 20 s."""
+    namespace = quotient.namespace(QUOTA)
+    made = workload(
+        pod(gpu(), annotations={NAMES.cards_rewritten: "a" * 70_000}), selector={"matchLabels": {"app": "x"}}
+    )
+    made["metadata"]["namespace"] = namespace
+    refused = quotient.real.kubectl("create", "-f-", stdin=json.dumps(made), check=False)
+    assert "at most 32768 characters here; shorten or remove it" in refused

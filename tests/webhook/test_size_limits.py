@@ -37,6 +37,13 @@ TOO_LARGE = {
         "'4097'",
         "put them into a ConfigMap, and refer to it in envFrom",
     ),
+    "sources of variables": (
+        pod(gpu(envFrom=[{"prefix": "A_"}] * 1025)),
+        "spec.containers[*].envFrom",
+        "'1025'",
+        "at most 1024 sources in all containers here; merge them",
+    ),
+    "mounts": (pod(gpu(volumeMounts=[{}] * 4097)), "spec.containers[*].volumeMounts", "'4097'", "at most 4096 mounts"),
     "volumes": (pod(volumes=[{"name": "v"}] * 1025), "spec.volumes", "'1025'", "at most 1024 volumes"),
     "tolerations": (pod(tolerations=[{}] * 1025), "spec.tolerations", "'1025'", "at most 1024 tolerations"),
     "node selector terms": (
