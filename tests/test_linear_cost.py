@@ -23,15 +23,20 @@ from scheduler.pods import scheduler_pod_of
 from tests.hostile_objects import PREDICATE, REVIEWS, MakeReview, fill, names, with_metadata
 from tests.webhook.pods import NAMES, Obj, container, gpu, pod
 from tests.webhook.reviews import Caller, caller
+from vcuda.amounts import Amounts
 from vcuda.catalogue import CardModel
+from vcuda.charging import fit_charge
 from vcuda.decision import printable
 from vcuda.decode_errors import describe_decode_error
 from vcuda.decoding import decoder_for
+from vcuda.dimensions import CORES
 from vcuda.limits import decode_limits
 from vcuda.names import MIRROR_ANNOTATION
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.placement_annotation import decode_placement
-from vcuda.quota import QuotaError, parse_legacy_quotas, parse_quota
+from vcuda.pod_options import PodOptions
+from vcuda.quota import MAX_LINES, QuotaError, parse_legacy_quotas, parse_quota
+from vcuda.quota_usage import QuotaUsage
 from vcuda.scheme import build_scheme
 from vcuda.strict_yaml import DocumentError, parse_documents
 from webhook.admission_config import AdmissionConfig
@@ -166,10 +171,15 @@ def attempt(parse: Callable[[str], Any], text: str) -> Work:
     return work
 
 
-def variables(size: int, value: str) -> AdmittedContainer:
-    return AdmittedContainer(
-        env=[EnvVar(f"CUDA_MPS_{index}", value) for index in range(size // 10)] + [EnvVar("NVIDIA_VISIBLE_DEVICES")]
-    )
+def with_variables(size: int) -> AdmittedContainer:
+    """Return a container with as many variables that hide GPUs as such that expose them."""
+    hiding = [EnvVar("NVIDIA_VISIBLE_DEVICES", "void")] * (size // 20)
+    return AdmittedContainer(env=[*hiding, *(EnvVar(f"CUDA_MPS_{index}", "1") for index in range(size // 20))])
+
+
+def exposed_variables(size: int) -> Work:
+    read = with_variables(size)
+    return lambda: exposing_variables(read)
 
 
 def pod_with_terms(size: int) -> AdmittedPod:
@@ -182,7 +192,7 @@ def pod_with_terms(size: int) -> AdmittedPod:
 
 
 def removed_warnings(size: int) -> Work:
-    read = variables(size, "1")
+    read = with_variables(size)
     return lambda: clean_environment("/spec/containers/0", read, PatchBuilder(), hides_gpus=False)
 
 
@@ -206,7 +216,7 @@ def decode_error(size: int) -> Work:
 FUNCTIONS: dict[str, Callable[[int], Work]] = {
     "the record of rewritten cards": rewritten_record,
     "warnings about variables": removed_warnings,
-    "variables that expose GPUs": lambda size: lambda: exposing_variables(variables(size, "void")),
+    "variables that expose GPUs": exposed_variables,
     "merging lists of names": lambda size: lambda: merge_names(names(size), names(size, "y").split(",")),
     "node selector terms of an update": restored_terms,
     "a value in a message": lambda size: lambda: printable("\x01" * size),
@@ -240,6 +250,17 @@ def test_a_head_is_rejected_in_a_time_that_grows_with_its_length() -> None:
 
     before = cost_s(work(10))
     assert cost_s(work(24)) <= 10 * before + NOISE_S
+
+
+def test_the_time_to_refuse_a_pod_grows_with_the_lines_of_its_quota() -> None:
+    """A pod that names no model is tried on the model of every line, and each of them is compared with all lines."""
+
+    def work(lines: int) -> Work:
+        text = "".join(f"  B{index}: {{cores: 1}}\n" for index in range(lines))
+        usage = QuotaUsage([parse_quota(f"types:\n{text}", "team/q")])
+        return lambda: fit_charge(usage, lambda _: Amounts({CORES: 50}), PodOptions(), {"A100": 40960})
+
+    assert cost_s(work(MAX_LINES)) <= MAX_GROWTH * cost_s(work(MAX_LINES // FACTOR)) + NOISE_S
 
 
 def test_merged_mappings_of_a_quota_do_not_multiply() -> None:
