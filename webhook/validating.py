@@ -66,6 +66,8 @@ def pod_mistakes(
     pod: Pod, parsed: ParsedPod, config: AdmissionConfig, policy: NamespacePolicy, field_prefix: str = ""
 ) -> list[Reason]:
     """Return what the user has to change on a pod, or on a template whose fields start with `field_prefix`."""
+    if parsed.is_too_large:
+        return [with_field_prefix(reason, field_prefix) for reason in parsed.reasons]  # and nothing else is read
     reasons = list(parsed.reasons)
     if parsed.is_gpu:
         reasons += check_scheduling(pod, config)

@@ -101,6 +101,13 @@ def test_a_template_with_more_than_is_read_is_refused(
         assert text in answer.message
 
 
+def test_nothing_else_is_read_of_an_object_that_is_too_large(api: Caller) -> None:
+    """Half a million empty containers fit into one: to look for their mistakes takes a second."""
+    large = pod(gpu(), *containers(256), nodeName="n", volumes=[{"name": "v"}] * 1025)
+    for obj in (large, workload(large)):
+        assert api.validate(obj).codes == ["TooLarge", "TooLarge"]
+
+
 def test_what_is_just_read_is_admitted(api: Caller) -> None:
     large = pod(gpu(env=variables(MAX_VARIABLES)), *containers(MAX_CONTAINERS - 1), annotations={"a/b": "c" * 100_000})
     assert api.mutate(large).allowed
