@@ -10,8 +10,8 @@ from typing import Any
 import jsonpatch
 from msgspec import Struct
 
-from console.manifests import Document, mapping_at, parse_objects
 from cluster.object_schema import Steps
+from console.manifests import Document, mapping_at, parse_objects
 from console.schema_checks import repaired_document, schema_problems
 from console.yaml_locations import parse_field
 from ledger.in_memory_ledgers import InMemoryLedgers

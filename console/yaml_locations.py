@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import yaml
 from msgspec import Struct
 
-from console.manifests import Document
 from cluster.object_schema import Steps
+from console.manifests import Document
 from console.schema_checks import unquoted_scalars
 from vcuda.strict_yaml import DocumentError, StrictLoader
 
