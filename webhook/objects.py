@@ -42,6 +42,8 @@ class AdmittedMetadata(Struct, frozen=True, rename="camel"):
     # None and {} differ for a patch: a key can only be added to a map that exists.
     annotations: dict[str, str] | None = None
     owner_references: Sequence[Owner] | None = None
+    # Left undecoded: few reviews need them (`managed_fields`), and they are long.
+    managed_fields: Raw = Raw(b"null")
 
     @property
     def annotations_or_empty(self) -> dict[str, str]:

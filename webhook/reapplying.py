@@ -5,7 +5,7 @@ vocabulary, memory in bytes, the default scheduler. Most of these fields are imm
 would reject the update. Changes that mean the same as the stored pod are undone here; others are refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -17,6 +17,7 @@ from vcuda.pod_options import read_pod_options
 from vcuda.request import ContainerRequest, Role, parse_request, read_container
 from vcuda.scheme import option_keys
 from webhook.admission_config import AdmissionConfig
+from webhook.managed_fields import applied_annotations
 from webhook.mutating import (
     TERMS_POINTER,
     add_tolerations,
@@ -25,11 +26,13 @@ from webhook.mutating import (
     has_hidden_gpus,
     remove_node_access,
     rename_option_annotations,
+    split_names,
     was_admitted_by_quotient,
 )
-from webhook.objects import Pod, Term, required_terms
+from webhook.objects import AdmittedSpec, Pod, Term, required_terms
 from webhook.patching import PatchBuilder, escape_pointer, field_of
 from webhook.size_limits import size_mistakes
+from webhook.withdrawn_requests import Declaration, withdrawn_requests
 
 
 class ManifestMetadata(msgspec.Struct, frozen=True):
@@ -40,20 +43,26 @@ class Manifest(msgspec.Struct, frozen=True):
     """The manifest that `kubectl apply` stores in an annotation."""
 
     metadata: ManifestMetadata = ManifestMetadata()
+    spec: AdmittedSpec = AdmittedSpec()
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.metadata.annotations or {}
 
 
 def restore(new: Pod, old: Pod, config: AdmissionConfig) -> tuple[PatchBuilder, list[Reason]]:
     """Return the patch that undoes changes without meaning, and a reason for each change of the GPU request.
 
-    A pod that Quotient has not rewritten is left alone.
+    Of a pod that was not admitted as one with GPUs, only annotations that are Quotient's are restored.
     """
     patch = PatchBuilder()
+    restore_owned_annotations(new, old, config, patch)
     if not was_admitted_by_quotient(old, config):
-        return patch, []
+        return patch.finish(new.metadata), []
     if size_mistakes(old, config):
-        return patch, []  # from a time when no webhook was registered
+        return patch.finish(new.metadata), []  # from a time when no webhook was registered
     if mistakes := size_mistakes(new, config):
-        return patch, mistakes
+        return patch.finish(new.metadata), mistakes
     old_containers = {container.name: container for _, container in containers_of(old.spec)}
     parsed = parse_request(old.spec, old.metadata.annotations_or_empty, config.scheme)
     requests = {each.name: each for each in parsed.request.containers}
@@ -68,6 +77,7 @@ def restore(new: Pod, old: Pod, config: AdmissionConfig) -> tuple[PatchBuilder, 
             )
         if before.env != container.env:
             clean_environment(pointer, container, patch, hides_gpus=has_hidden_gpus(before))
+    reasons += refuse_withdrawn(new, old, requests.keys(), config)
     restore_annotations(new, old, config, patch)
     # These fields are immutable too, except that tolerations can be added.
     if old.spec.scheduler_name == SCHEDULER and config.replaces_scheduler(new.spec.scheduler_name):
@@ -113,17 +123,34 @@ def means_the_same(amounts: ResourceList, key: str, request: ContainerRequest | 
     """Whether amounts, read in the vocabulary of `key` alone, are the request that the container has."""
     if request is None:
         return False
-    # The merged amounts hold the stored canonical keys beside those of the manifest.
-    keys = config.scheme.by_key[key].keys
-    alone = Container(request.name, Resources(limits={k: v for k, v in amounts.items() if k in keys}))
-    follows = request.share.memory_follows_cores and config.names.core in keys
-    applied, _ = read_container(alone, "", Role.APP, config.scheme, memory_follows_cores=follows)
+    follows = request.share.memory_follows_cores
+    applied = read_alone(request.name, amounts, key, config, memory_follows_cores=follows)
     return applied is not None and comparable_share(applied) == comparable_share(request)
+
+
+def read_alone(
+    name: str, amounts: ResourceList, key: str, config: AdmissionConfig, *, memory_follows_cores: bool
+) -> ContainerRequest | None:
+    """Read amounts in the vocabulary of `key` alone: those of the manifest are merged with the canonical ones."""
+    keys = config.scheme.by_key[key].keys
+    alone = Container(name, Resources(limits={key: value for key, value in amounts.items() if key in keys}))
+    return read_container(alone, "", Role.APP, config.scheme, memory_follows_cores=memory_follows_cores)[0]
 
 
 def comparable_share(request: ContainerRequest) -> tuple[int, int, bool]:
     """Return what two requests for the same share have in common, however their memory was written."""
     return request.share.cores, request.share.memory_count, request.share.memory_follows_cores
+
+
+def refuse_withdrawn(new: Pod, old: Pod, requesting: Collection[str], config: AdmissionConfig) -> list[Reason]:
+    """Return a reason for each container that has GPUs, and whose manifest requests none any more."""
+    now, before = (Declaration(last_applied(each).spec, each.metadata) for each in (new, old))
+    withdrawn = withdrawn_requests(now, before, config).intersection(requesting)
+    return [
+        request_frozen(field_of(f"{pointer}/resources"), "no GPU")
+        for pointer, container in containers_of(new.spec)
+        if container.name in withdrawn
+    ]
 
 
 def request_frozen(field: str, value: str | float) -> Reason:
@@ -137,7 +164,7 @@ def request_frozen(field: str, value: str | float) -> Reason:
 
 
 def restore_annotations(new: Pod, old: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:
-    """Undo changes of annotations that the manifest had when the pod was created, and that were rewritten then."""
+    """Undo changes of the user's options that the manifest had when the pod was created, and that were rewritten."""
     now, before = new.metadata.annotations_or_empty, old.metadata.annotations_or_empty
     if now == before:
         return
@@ -146,12 +173,41 @@ def restore_annotations(new: Pod, old: Pod, config: AdmissionConfig, patch: Patc
     if not old_mistakes and not new_mistakes and old_options == new_options:
         # The manifest's annotation is back under the domain of an ancestor, with the value it had on CREATE.
         rename_option_annotations(new, config, patch)
-    # What is in the old and the new manifest alike is no change by the user; what was set by hand is in neither, and
-    # is left to the validating webhook.
-    manifest, manifest_before = last_applied_annotations(now), last_applied_annotations(before)
-    for key in (*config.frozen_annotations, *(key for key in now if config.owns_annotation(key))):
-        same_manifest = key in manifest and manifest.get(key) == manifest_before.get(key) == now.get(key)
-        if now.get(key) != before.get(key) and same_manifest:
+    key = config.names.memory_follows_core
+    if now.get(key) != before.get(key) and following_again(new, config) == set(split_names(before.get(key, ""))):
+        patch.annotate(key, before.get(key))
+
+
+def following_again(new: Pod, config: AdmissionConfig) -> set[str]:
+    """Return the containers whose memory would follow their cores if the pod were rewritten again."""
+    following = set(split_names(new.metadata.annotations_or_empty.get(config.names.memory_follows_core, "")))
+    for _, container in containers_of(new.spec):
+        limits = container.resources.limits or {} if container.resources else {}
+        for key in limits.keys() & config.scheme.by_key.keys():
+            applied = read_alone(container.name, limits, key, config, memory_follows_cores=False)
+            if applied is not None and applied.share.memory_follows_cores:
+                following.add(container.name)
+    return following
+
+
+def restore_owned_annotations(new: Pod, old: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:
+    """Undo changes of Quotient's annotations that come from a manifest which has had them before.
+
+    They were removed or replaced then. What was set by hand is left to the validating webhook, which refuses it.
+    """
+    now, before = new.metadata.annotations_or_empty, old.metadata.annotations_or_empty
+    changed = [key for key in now.keys() | before.keys() if now.get(key) != before.get(key)]
+    owned = {key for key in changed if config.owns_annotation(key)}
+    if not owned:
+        return
+    manifest, manifest_before = last_applied(new).annotations, last_applied(old).annotations
+    applied, applied_before = applied_annotations(new.metadata), applied_annotations(old.metadata)
+    for key in owned:
+        same_manifest = key in manifest_before and manifest.get(key) in (None, manifest_before[key])
+        by_client = same_manifest and now.get(key) == manifest.get(key)
+        # Managed fields do not tell the value that was declared.
+        by_server = key in applied_before and (key in applied or key not in now)
+        if by_client or by_server:
             patch.annotate(key, before.get(key))
 
 
@@ -160,12 +216,12 @@ def canonical_options(annotations: Mapping[str, str], config: AdmissionConfig) -
     return {key: annotations[key] for key in option_keys(config.names) if key in annotations}
 
 
-def last_applied_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the annotations of the manifest that was last applied; empty if it is absent or malformed."""
+def last_applied(pod: Pod) -> Manifest:
+    """Return the manifest that `kubectl apply` applied last; an empty one if it is absent or malformed."""
     try:
-        return decoder_for(Manifest).decode(annotations.get(LAST_APPLIED_ANNOTATION, "{}")).metadata.annotations or {}
+        return decoder_for(Manifest).decode(pod.metadata.annotations_or_empty.get(LAST_APPLIED_ANNOTATION, "{}"))
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return {}  # users can write anything into this annotation
+        return Manifest()  # users can write anything into this annotation
 
 
 def restore_terms(new: Pod, old: Pod, config: AdmissionConfig, patch: PatchBuilder) -> None:

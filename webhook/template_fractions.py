@@ -3,11 +3,12 @@
 The API server rejects a template with a fraction of an extended resource, so here the webhook writes canonical amounts
 into the template, and records the containers in an annotation of the template. When the user changes the manifest,
 `kubectl apply` merges the change over those amounts: another fraction, whole cards, another vocabulary, no GPU, or a
-renamed container. The record tells which amounts the webhook has written, so that they can be removed again.
+renamed container. The record tells which amounts the webhook has written, so that they can be removed again. That the
+user no longer requests a GPU does not show in the template: the caller says for which containers.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -42,23 +43,21 @@ class GpuAmounts(Struct):
 
 
 def rewrite_fractions(
-    template: Template, before: Template | None, manifest: Template | None, config: AdmissionConfig
+    template: Template, recorded: Mapping[str, int], withdrawn: Collection[str], config: AdmissionConfig
 ) -> PatchBuilder:
-    """Return the patch of a template. `manifest` is the template that was last applied, if it is known."""
+    """Return the patch of a template.
+
+    `recorded` are the containers that were rewritten before, `withdrawn` those of them that no user requests GPUs for
+    any more.
+    """
     names, patch = config.names, PatchBuilder()
-    # The record of the new template wins: it is newer if an earlier call for this request has rewritten it. A template
-    # that was replaced has none, so the old one's counts too.
-    recorded = recorded_rewrites(before.metadata if before else None, config)
-    recorded |= recorded_rewrites(template.metadata, config)
-    without_gpu = containers_without_gpu(manifest, config)
     rewritten: dict[str, int] = {}
     following: list[str] = []
     for pointer, container in containers_of(template.spec):
         amounts = gpu_amounts(container, config)
         cores = recorded.get(container.name)
         if cores is not None and is_written_by_webhook(amounts, cores, config):
-            # The user has changed the manifest if there is another amount beside ours, or none in the manifest.
-            if has_other_amounts(amounts, config) or container.name in without_gpu:
+            if has_other_amounts(amounts, config) or container.name in withdrawn:
                 amounts.drop((names.core, names.memory))
             else:
                 rewritten[container.name] = cores
@@ -76,8 +75,14 @@ def rewrite_fractions(
     return patch.finish(template.metadata)
 
 
-def recorded_rewrites(metadata: AdmittedMetadata | None, config: AdmissionConfig) -> dict[str, int]:
+def recorded_rewrites(template: Template, before: Template | None, config: AdmissionConfig) -> dict[str, int]:
     """Return the containers that were rewritten before, with the cores that were written."""
+    # The record of the new template wins: it is newer if an earlier call for this request has rewritten it. A template
+    # that was replaced has none, so the old one's counts too.
+    return read_record(before.metadata if before else None, config) | read_record(template.metadata, config)
+
+
+def read_record(metadata: AdmittedMetadata | None, config: AdmissionConfig) -> dict[str, int]:
     text = (metadata.annotations_or_empty if metadata else {}).get(config.names.cards_rewritten, "")
     # Split and not searched for: a pattern that may begin at every character takes quadratic time.
     entries = (entry.partition("=") for entry in text.split(","))
@@ -101,24 +106,8 @@ def is_written_by_webhook(amounts: GpuAmounts, cores: int, config: AdmissionConf
 
 
 def has_other_amounts(amounts: GpuAmounts, config: AdmissionConfig) -> bool:
-    """Whether the container requests GPUs in another vocabulary than the canonical one."""
-    canonical = (config.names.core, config.names.memory)
-    return any(key not in canonical and not is_zero(each[key]) for each in amounts.lists for key in each)
-
-
-def is_zero(amount: str | float) -> bool:
-    """Whether an amount counts as absent."""
-    try:
-        return parse_quantity(amount).nanos == 0
-    except QuantityError:
-        return False
-
-
-def containers_without_gpu(manifest: Template | None, config: AdmissionConfig) -> set[str]:
-    """Return the containers for which the manifest that was applied requests no GPU."""
-    containers = [container for _, container in containers_of(manifest.spec)] if manifest else []
-    with_gpu = {each.name for each in containers if any(gpu_amounts(each, config).lists)}
-    return {each.name for each in containers} - with_gpu
+    """Whether the container has amounts in another vocabulary than the canonical one, such as a 0 for no GPU."""
+    return any(each.keys() - {config.names.core, config.names.memory} for each in amounts.lists)
 
 
 def read_fraction(amounts: GpuAmounts, name: str, config: AdmissionConfig) -> Share | None:
@@ -151,7 +140,7 @@ def may_follow_core(amounts: GpuAmounts, config: AdmissionConfig) -> bool:
 
 def record_rewrites(
     metadata: AdmittedMetadata | None,
-    recorded: dict[str, int],
+    recorded: Mapping[str, int],
     rewritten: dict[str, int],
     following: list[str],
     *,

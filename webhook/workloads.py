@@ -29,8 +29,9 @@ from webhook.pod_parsing import ParsedPod, parse_pod
 from webhook.pod_warnings import misplaced_annotations, pod_warnings, unread_name_warnings
 from webhook.review import Request, decode_object
 from webhook.size_limits import size_mistakes
-from webhook.template_fractions import rewrite_fractions
+from webhook.template_fractions import recorded_rewrites, rewrite_fractions
 from webhook.validating import pod_mistakes, with_field_prefix
+from webhook.withdrawn_requests import Declaration, withdrawn_requests
 
 
 class TemplatedWorkload(Struct, frozen=True):
@@ -75,14 +76,21 @@ def template_or_empty(workload: AdmittedWorkload) -> Raw:
 def rewrite_workload_fractions(
     workload: TemplatedWorkload, before: TemplatedWorkload | None, request: Request, config: AdmissionConfig
 ) -> PatchBuilder:
-    """Return the patch for fractions of a card in the template."""
-    patch = rewrite_fractions(
-        workload.decode_template(),
-        before.decode_template() if before else None,
-        last_applied_template(workload.metadata, request, config),
-        config,
-    )
-    return patch.with_root(workload.root)
+    """Return the patch for fractions of a card in the template, unless a controller owns the workload."""
+    if workload.metadata.is_controlled:
+        return PatchBuilder(workload.root)
+    template, old_template = workload.decode_template(), before.decode_template() if before else None
+    recorded = recorded_rewrites(template, old_template, config)
+    withdrawn: set[str] = set()
+    if recorded:
+        declared_before = declaration_of(before, request, config) if before else None
+        withdrawn = withdrawn_requests(declaration_of(workload, request, config), declared_before, config)
+    return rewrite_fractions(template, recorded, withdrawn, config).with_root(workload.root)
+
+
+def declaration_of(workload: TemplatedWorkload, request: Request, config: AdmissionConfig) -> Declaration:
+    manifest = last_applied_template(workload.metadata, request, config)
+    return Declaration(manifest.spec if manifest else None, workload.metadata, workload.root)
 
 
 def last_applied_template(metadata: AdmittedMetadata, request: Request, config: AdmissionConfig) -> Template | None:

@@ -50,6 +50,17 @@ def workload(template: Obj, kind: str = "Deployment", api_version: str = "apps/v
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": workload_spec}
 
 
+def managed(obj: Obj, *fields: str, operation: str = "Apply", manager: str = "kubectl") -> Obj:
+    """Return an object with one field manager, which has declared the fields at these paths (steps after `>`)."""
+    tree: Obj = {}
+    for path in fields:
+        below = tree
+        for step in path.split(">"):
+            below = below.setdefault(step if step.startswith("k:") else f"f:{step}", {})
+    entry = {"manager": manager, "operation": operation, "fieldsType": "FieldsV1", "fieldsV1": tree}
+    return {**obj, "metadata": {**obj["metadata"], "managedFields": [entry]}}
+
+
 def limits_in(pod: Obj, index: int = 0, part: str = "limits") -> Obj:
     """Return the limits of a container, or with `part` its requests."""
     amounts: Obj = pod["spec"]["containers"][index]["resources"][part]

@@ -169,9 +169,14 @@ def test_the_pods_of_a_deployment_are_admitted(governed: Governed) -> None:
         assert NAMES.limits in each.metadata.annotations
 
 
+@pytest.mark.parametrize("flags", [(), ("--server-side",)], ids=["client-side", "server-side"])
 @pytest.mark.parametrize(("limits", "expected", "follows"), CHANGES.values(), ids=CHANGES.keys())
 def test_a_deployments_fraction_of_a_card_can_be_changed(
-    governed: Governed, limits: dict[str, str] | None, expected: dict[str, str], follows: str | None
+    governed: Governed,
+    limits: dict[str, str] | None,
+    expected: dict[str, str],
+    follows: str | None,
+    flags: tuple[str, ...],
 ) -> None:
     """With kubectl, which merges the manifest with what the API server has stored."""
     namespace = governed.namespace()
@@ -180,7 +185,7 @@ def test_a_deployments_fraction_of_a_card_can_be_changed(
         written = {"name": "c0", "image": "i", "resources": {"limits": as_typed(amounts or {})}}
         manifest = workload(pod(written), selector={"matchLabels": {"app": "x"}}, replicas=0)
         manifest["metadata"] |= {"namespace": namespace}
-        output = governed.real.kubectl("apply", "-ojson", "-f-", stdin=json.dumps(manifest))
+        output = governed.real.kubectl("apply", "-ojson", "-f-", *flags, stdin=json.dumps(manifest))
         template: Obj = json.loads(output)["spec"]["template"]
         return template
 
@@ -190,20 +195,97 @@ def test_a_deployments_fraction_of_a_card_can_be_changed(
     assert template["metadata"].get("annotations", {}).get(NAMES.memory_follows_core) == follows
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS.keys())
-def test_applying_a_manifest_again_changes_nothing(governed: Governed, manifest: Obj) -> None:
-    """With kubectl, which merges the manifest with what the API server has stored."""
+def test_a_request_that_another_user_added_is_kept(governed: Governed) -> None:
+    """Although the manifest that was applied first requests no GPU: it does not change afterwards."""
     namespace = governed.namespace()
-    typed = json.loads(json.dumps(manifest).replace('"300m"', '"0.3"').replace('"500m"', '"0.5"'))
-    typed["metadata"] |= {"namespace": namespace}
-    for each in typed["spec"]["containers"]:
+    plain_workload = workload(pod(container(limits={"cpu": "1"})), selector={"matchLabels": {"app": "x"}}, replicas=0)
+    governed.real.kubectl("apply", "-f-", stdin=json.dumps(as_manifest(plain_workload, namespace)))
+    patch = {"spec": {"template": {"spec": {"containers": [{"name": "c0", "resources": {"limits": {CARDS: "0.3"}}}]}}}}
+    governed.real.kubectl("patch", "deployment", "w", "-n", namespace, "-p", json.dumps(patch))
+    governed.real.kubectl("label", "deployment", "w", "-n", namespace, "a=b")
+    ((spec, _),) = stored_specs(governed, namespace)
+    limits = spec["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "1", CORE: "30", MEMORY: "1"}
+
+
+APPLIES = {
+    "client-side": [(), ()],
+    "server-side": [("--server-side",), ("--server-side",)],
+    "server-side, forced": [("--server-side", "--force-conflicts")] * 2,
+    "client-side, then server-side": [(), ("--server-side", "--force-conflicts")],
+}
+APPLICABLE = MANIFESTS | {
+    name: pod(container(limits=amounts)) for name, (amounts, config, *_) in VOCABULARIES.items() if "HAMi" in name
+}
+
+
+def as_manifest(obj: Obj, namespace: str) -> Obj:
+    """Return a pod or Deployment as a user writes it: fractions as typed, limits alone."""
+    typed: Obj = json.loads(json.dumps(obj).replace('"300m"', '"0.3"').replace('"500m"', '"0.5"'))
+    typed["metadata"]["namespace"] = namespace
+    spec = typed["spec"]["template"]["spec"] if "template" in typed["spec"] else typed["spec"]
+    for each in spec["containers"]:
         each.get("resources", {}).pop("requests", None)
-    text = json.dumps(typed)
-    assert "created" in governed.real.kubectl("apply", "-f-", stdin=text)
-    before = governed.cluster.get(PODS, "p", namespace).metadata
-    output = governed.real.kubectl("apply", "-f-", stdin=text)
-    after = governed.cluster.get(PODS, "p", namespace).metadata
-    assert (after.uid, after.resource_version) == (before.uid, before.resource_version), output
+    return typed
+
+
+@pytest.mark.parametrize("flags", APPLIES.values(), ids=APPLIES.keys())
+@pytest.mark.parametrize("manifest", APPLICABLE.values(), ids=APPLICABLE.keys())
+def test_applying_a_manifest_again_changes_nothing(
+    governed: Governed, manifest: Obj, flags: list[tuple[str, ...]]
+) -> None:
+    """With kubectl; pods, which the webhook has rewritten, and Deployments, whose fractions of a card it has."""
+    namespace = governed.namespace()
+    deployment = workload(manifest, selector={"matchLabels": {"app": "x"}}, replicas=0)
+    both = as_manifest(manifest, namespace), as_manifest(deployment, namespace)
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": both})
+    stored: list[list[tuple[Obj, Obj]]] = []
+    for each in flags:
+        governed.real.kubectl("apply", "-f-", *each, stdin=text)
+        stored.append(stored_specs(governed, namespace))
+    assert stored[0] == stored[1]
+
+
+def stored_specs(governed: Governed, namespace: str) -> list[tuple[Obj, Obj]]:
+    """Return spec and annotations of a namespace's pods and Deployments, without what Kubernetes writes there."""
+    items = json.loads(governed.real.kubectl("get", "pods,deployments", "-n", namespace, "-ojson"))["items"]
+    written_by_kubernetes = ("kubectl.kubernetes.io/", "deployment.kubernetes.io/")
+    annotations = [each["metadata"].get("annotations", {}) for each in items]
+    return [
+        (item["spec"], {key: value for key, value in each.items() if not key.startswith(written_by_kubernetes)})
+        for item, each in zip(items, annotations, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("flags", [(), ("--server-side",)], ids=["client-side", "server-side"])
+@pytest.mark.parametrize("amounts", [{"nano-gpu/gpu-percent": "20"}, {CARDS: "0.3"}], ids=str)
+def test_a_pods_manifest_that_drops_its_request_is_refused(
+    governed: Governed, amounts: dict[str, str], flags: tuple[str, ...]
+) -> None:
+    """The pod keeps its GPUs, and the API server sees no change. The same request in other names is no change."""
+    namespace = governed.namespace()
+
+    def apply(limits: Obj) -> str:
+        manifest = as_manifest(pod(container(limits=limits)), namespace)
+        return governed.real.kubectl("apply", "-f-", *flags, stdin=json.dumps(manifest), check=False)
+
+    for limits in (amounts, {"k8s.amazonaws.com/vgpu": str(3 if CARDS in amounts else 2)}):
+        assert "pod/p" in apply(limits)
+    assert "the GPU request of an existing pod cannot change" in apply({"cpu": "1"})
+
+
+@pytest.mark.parametrize("flags", [(), ("--server-side",)], ids=["client-side", "server-side"])
+def test_annotations_that_were_ignored_can_be_dropped_from_a_manifest(
+    governed: Governed, flags: tuple[str, ...]
+) -> None:
+    """Whether the pod has GPUs or not: they were removed when it was created, with the advice to drop them."""
+    namespace = governed.namespace()
+    owned = {NAMES.placement: "{}", NAMES.limits: "{}", "inspur.com/gpu-assigned": "true"}
+    for containers in ([gpu()], [container()]):
+        for annotations in (owned, owned, {}):
+            manifest = as_manifest(pod(*containers, annotations={"mine": "1", **annotations}), namespace)
+            governed.real.kubectl("apply", "-f-", *flags, stdin=json.dumps(manifest))
+        governed.real.kubectl("delete", "pod", "p", "-n", namespace, "--grace-period=0", "--force")
 
 
 def test_only_quotient_may_change_owned_and_frozen_annotations(governed: Governed) -> None:

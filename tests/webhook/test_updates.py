@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, annotation_in, container, gpu, pod
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, annotation_in, container, gpu, managed, pod
 from tests.webhook.reviews import Caller, MakeCaller
 from vcuda.namespace_policy import NamespacePolicy
 
@@ -134,6 +134,10 @@ MANIFESTS: dict[str, Obj] = {
     "some containers whose memory follows": pod(
         container("a", {CORE: "30"}), container("b", {CARDS: "500m"}), annotations={NAMES.memory_follows_core: "a"}
     ),
+    "Tencent's, with memory that follows": pod(
+        container(limits={"tencent.com/vcuda-core": "30"}), annotations={NAMES.memory_follows_core: "c0"}
+    ),
+    "forged annotations on a pod without GPUs": pod(container(), annotations={NAMES.placement: "{}"}),
     "forged annotations": pod(
         gpu(), annotations={NAMES.placement: "{}", NAMES.limits: "{}", "inspur.com/gpu-assigned": "true"}
     ),
@@ -183,6 +187,41 @@ def test_a_manifest_with_another_option_is_refused(api: Caller) -> None:
     after = api.mutate(applied(other, stored), "UPDATE", stored).patched()
     assert api.validate(after, "UPDATE", stored).codes == ["AnnotationFrozen"]
     assert annotation_in(stored, NAMES.core_limit) == "80"
+
+
+PLACEMENT = f"metadata>annotations>{NAMES.placement}"
+LIMITS = 'spec>containers>k:{"name":"c0"}>resources>limits'
+
+
+def test_owned_annotations_of_server_side_apply_change_nothing(api: Caller) -> None:
+    """Applied again or dropped: there is no stored manifest, but the managed fields show who has declared them."""
+    stored = managed(api.mutate(pod(gpu(), annotations={NAMES.placement: "{}"})).patched(), PLACEMENT)
+    again = changed(stored, **{NAMES.placement: "{}"})
+    assert api.mutate(again, "UPDATE", stored).patched() == stored
+    placed = changed(stored, **{NAMES.placement: '{"v":1}'})
+    dropped = managed(stored)
+    restored = api.mutate(dropped, "UPDATE", placed).patched()
+    assert restored["metadata"]["annotations"] == placed["metadata"]["annotations"]
+    for before in (managed(stored), managed(stored, PLACEMENT, operation="Update")):
+        after = managed(again, PLACEMENT)
+        assert api.mutate(after, "UPDATE", before).patch == []
+        assert api.validate(after, "UPDATE", before).codes == ["AnnotationOwned"]
+
+
+@pytest.mark.parametrize("how", ["client-side", "server-side"])
+def test_a_manifest_that_no_longer_requests_gpus_is_refused(api: Caller, how: str) -> None:
+    """The pod keeps them, and the API server sees no change: the manifest's keys are not in the stored pod."""
+    amounts = {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "30"}
+    stored = api.mutate(pod(container(limits=amounts))).patched()
+    if how == "client-side":
+        stored["metadata"]["annotations"][APPLIED] = json.dumps(pod(container(limits=amounts)))
+        after = applied(pod(container()), stored)
+    else:
+        stored = managed(stored, *(f"{LIMITS}>{key}" for key in amounts))
+        after = managed(stored, 'spec>containers>k:{"name":"c0"}>image')
+        assert api.mutate(managed(after, manager="other"), "UPDATE", stored).patch == [], "managed fields cleared"
+    answer = api.mutate(after, "UPDATE", stored)
+    assert (answer.codes, answer.fields) == (["RequestFrozen"], ["spec.containers[0].resources"])
 
 
 def test_a_placement_set_by_hand_is_refused_not_restored(api: Caller) -> None:

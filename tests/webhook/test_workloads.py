@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, pod, workload
+from tests.webhook.pods import CARDS, CORE, MEMORY, NAMES, container, gpu, managed, pod, workload
 from tests.webhook.reviews import Caller, MakeCaller
 from vcuda.quota import parse_quota
 
@@ -128,6 +128,7 @@ CHANGES: dict[str, tuple[dict[str, str] | None, dict[str, str], str | None]] = {
     "canonical amounts": ({CORE: "50", MEMORY: "30"}, {CORE: "50", MEMORY: "30"}, None),
     "canonical amounts with the same cores": ({CORE: "30", MEMORY: "8"}, {CORE: "30", MEMORY: "8"}, None),
     "another vocabulary": ({"k8s.amazonaws.com/vgpu": "5"}, {"k8s.amazonaws.com/vgpu": "5"}, None),
+    "zero cards": ({CARDS: "0"}, {CARDS: "0"}, None),
     "no GPU": ({"cpu": "1"}, {"cpu": "1"}, None),
     "the same fraction": ({CARDS: "300m"}, {CORE: "30", MEMORY: "1"}, "c0"),
 }
@@ -150,6 +151,30 @@ def test_a_fraction_of_a_card_can_be_changed_to_anything(
     checked = api.validate(patched, "UPDATE", stored)
     assert checked.allowed, checked.message
     assert api.mutate(patched, "UPDATE", stored).patch == []
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
+def test_a_fraction_of_a_card_that_server_side_apply_drops_is_removed(api: Caller, kind: str) -> None:
+    """The amounts are the webhook's, so they would stay; clearing all managed fields drops nothing."""
+    containers = f'{template_field(kind).replace(".", ">")}>containers>k:{{"name":"c0"}}'
+    fraction = f"{containers}>resources>limits>{CARDS}"
+    written = workload(pod(container(limits={CARDS: "300m"})), kind, KINDS[kind])
+    stored = managed(api.mutate(written).patched(), fraction)
+    assert api.mutate(managed(stored, fraction), "UPDATE", stored).patch == []
+    assert api.mutate(managed(stored, manager="other"), "UPDATE", stored).patch == []
+    answer = api.mutate(managed(stored, f"{containers}>image"), "UPDATE", stored)
+    assert answer.allowed
+    assert "vcuda" not in str(answer.patched()["spec"])
+    assert NAMES.cards_rewritten not in str(answer.patched())
+
+
+def test_a_manifest_without_gpus_does_not_remove_what_another_user_requests(api: Caller) -> None:
+    """It was applied before, and has not changed since."""
+    stored = api.mutate(workload(pod(container(limits={CARDS: "300m"})))).patched()
+    stored["metadata"]["annotations"] = {APPLIED: json.dumps(workload(pod(container())))}
+    labelled = copy.deepcopy(stored)
+    labelled["metadata"]["labels"] = {"a": "b"}
+    assert api.mutate(labelled, "UPDATE", stored).patch == []
 
 
 def test_a_container_with_a_fraction_of_a_card_can_be_renamed(api: Caller) -> None:
