@@ -98,7 +98,8 @@ def container_limits(share: Share, user_limit: int | None, burst: CoreLimitPolic
         )
     core_limit, source = share.cores, LimitSource.DEFAULT
     if user_limit is not None:
-        core_limit, source = max(min(user_limit, burst.max), share.cores), LimitSource.USER
+        core_limit = max(min(user_limit, burst.max), share.cores)
+        source = LimitSource.POLICY if core_limit < user_limit else LimitSource.USER
     elif isinstance(burst.default, int):
         core_limit, source = max(min(burst.default, burst.max), share.cores), LimitSource.POLICY
     memory = (

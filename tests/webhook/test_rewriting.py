@@ -182,6 +182,16 @@ LIMITS = {
         {"c0": {"cores": 50, "coreLimit": 50, "limitSource": "policy", "memoryMiB": 7680}},
         "50",
     ),
+    "a user's core limit that the policy lowers for the smaller of two containers": (
+        [gpu("a", "70", "8"), gpu("b", "20", "8")],
+        {NAMES.core_limit: "70"},
+        CoreLimitPolicy(max=60),
+        {
+            "a": {"cores": 70, "coreLimit": 70, "limitSource": "user", "memoryMiB": 2048},
+            "b": {"cores": 20, "coreLimit": 60, "limitSource": "policy", "memoryMiB": 2048},
+        },
+        "70",
+    ),
     "fractions with different limits": (
         [gpu("a", "50", "8"), gpu("b", "20", "8")],
         {},
