@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from console.certs import certificate_report
-from console.check_results import ERROR, OK, WARNING, Check, CheckResult, shorten_list
+from console.check_results import ERROR, OK, WARNING, Check, CheckResult
 from console.component_checks import (
     NODE_PLUGINS,
     OWN_PODS,
@@ -23,20 +23,18 @@ from console.component_checks import (
 )
 from console.connecting import connect_cluster
 from console.errors import CommandError
+from console.pod_checks import GPU_PODS, PENDING, check_pending, check_pods
 from console.printing import wide_console
 from console.quota_status_view import read_status
 from console.scheduling_checks import (
     GPU_NODES,
     KUBE_SCHEDULER,
     LEADERSHIP,
-    PENDING,
     check_gpu_nodes,
     check_kube_scheduler,
     check_lease,
-    check_pending,
     minor_version,
 )
-from ledger.ledger_store import LEDGER_SELECTOR, read_ledger
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from vcuda.decision import Unavailable
@@ -56,11 +54,6 @@ from vcuda.names import (
     WEBHOOK_CONFIGURATION,
     names_for,
 )
-from vcuda.scheme import build_scheme
-from vcuda.vocabulary import VocabularyOptions
-
-if TYPE_CHECKING:
-    from cluster.objects import Pod
 
 # ValidatingAdmissionPolicy and matchConditions are stable from here on.
 OLDEST_KUBERNETES = (1, 30)
@@ -174,33 +167,6 @@ def check_quotas(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # no
     yield CheckResult(OK, "quotas", f"{len(statuses)} namespaces have a quota")
 
 
-def check_pods(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    from cluster.objects import CONFIG_MAPS, PODS  # noqa: PLC0415
-    from controller.pod_usage import pod_usage_of  # noqa: PLC0415
-
-    names = names_for(configuration.domain)
-    scheme = build_scheme(names, configuration.memory_unit_mib, configuration.vocabularies)
-    every_vocabulary = VocabularyOptions(nvidia_gpu=True, hami=True)
-    full_scheme = build_scheme(names, configuration.memory_unit_mib, every_vocabulary)
-    ledgers = cluster.list(CONFIG_MAPS, configuration.system_namespace, LEDGER_SELECTOR).items
-    charged = {pod for each in ledgers for pod in read_ledger(each).ledger.pods()}
-    uncharged, unread = [], []
-    pods: list[Pod] = cluster.list(PODS).items
-    for pod in pods:
-        usage = pod_usage_of(pod, scheme)
-        if usage is not None and usage.node and not usage.is_terminal and usage.key not in charged:
-            uncharged.append(f"{usage.metadata.namespace}/{usage.metadata.name}")
-        if usage is None and (other := pod_usage_of(pod, full_scheme)) is not None and not other.is_terminal:
-            unread.append(f"{other.metadata.namespace}/{other.metadata.name}")
-    if uncharged:
-        remedy = "the controller charges them within seconds: check that it runs"
-        yield CheckResult(WARNING, "pods with gpus", f"not in any ledger: {shorten_list(uncharged)}", remedy)
-    if unread:
-        remedy = f"set vocabularies.nvidiaGpu, so that {NVIDIA_GPU} counts against quotas"
-        message = f"GPUs under resource names that no quota counts: {shorten_list(unread)}"
-        yield CheckResult(WARNING, "pods with gpus", message, remedy)
-
-
 def check_other_systems(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
     from cluster.objects import DAEMON_SETS, DEPLOYMENTS  # noqa: PLC0415
 
@@ -292,7 +258,7 @@ CHECKS: dict[str, Check] = {
     "certificates": check_certificates,
     "rbac": check_rbac,
     "quotas": check_quotas,
-    "pods with gpus": check_pods,
+    GPU_PODS: check_pods,
     PENDING: check_pending,
     "other systems": check_other_systems,
     "nodes": check_nodes,

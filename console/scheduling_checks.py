@@ -1,24 +1,22 @@
-"""Checks of `quotient doctor`: whether the scheduler works, pods wait for it, and nodes offer their GPUs."""
+"""Checks of `quotient doctor`: whether the scheduler works, and nodes offer their GPUs."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from console.check_results import ERROR, MAX_NAMES_SHOWN, OK, WARNING, CheckResult, limit_results
+from console.check_results import ERROR, OK, WARNING, CheckResult, limit_results
 from console.printing import count_of
-from console.why_steps import age_s, clean, format_age
+from console.why_steps import age_s, format_age
 from settings.configuration import Configuration
 from vcuda.names import SCHEDULER, names_for
 from vcuda.quantity import QuantityError, parse_quantity
 from vcuda.scheme import Scheme, build_scheme
 
 if TYPE_CHECKING:
-    from cluster.object_details import PodDetails
     from cluster.objects import Node
     from vcuda.inventory import Gpu
 
-LEADERSHIP, KUBE_SCHEDULER, PENDING, GPU_NODES = "scheduler lease", "kube-scheduler", "pending pods", "gpu nodes"
-PENDING_AFTER_S = 60
+LEADERSHIP, KUBE_SCHEDULER, GPU_NODES = "scheduler lease", "kube-scheduler", "gpu nodes"
 # kube-scheduler renews its Lease every two seconds; the clock of this machine may differ, see the check of clocks.
 LEASE_MARGIN_S = 30
 IMAGE_NAME = "kube-scheduler"
@@ -89,40 +87,6 @@ def minor_version(version: str) -> tuple[int, int] | None:
     parts = version.removeprefix("v").split(".")
     numbers = ["".join(char for char in part if char.isdecimal()) for part in parts[:2]]
     return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 and all(numbers) else None
-
-
-def check_pending(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    """Find pods of Quotient's scheduler that wait for long, and what it says about the oldest of them."""
-    from cluster.interface import Selector  # noqa: PLC0415
-    from cluster.object_details import POD_DETAILS  # noqa: PLC0415
-
-    now = datetime.now(UTC)
-    selector = Selector(fields=f"spec.schedulerName={SCHEDULER},status.phase=Pending,spec.nodeName=")
-    pods = [
-        pod
-        for pod in cluster.list(POD_DETAILS, "", selector).items
-        if not pod.spec.scheduling_gates and (age_s(now, pod.metadata.creation_timestamp) or 0) > PENDING_AFTER_S
-    ]
-    # Only those that are shown are asked for their events.
-    oldest = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "")[:MAX_NAMES_SHOWN]
-    for pod in oldest:
-        metadata = pod.metadata
-        age = format_age(age_s(now, metadata.creation_timestamp) or 0)
-        message = f"{metadata.namespace}/{metadata.name}, for {age}: {pending_reason(cluster, pod)}"
-        yield CheckResult(WARNING, PENDING, message, f"quotient why {metadata.name} -n {metadata.namespace}")
-    if len(pods) > len(oldest):
-        yield CheckResult(WARNING, PENDING, f"and {len(pods) - len(oldest)} more, not as old")
-
-
-def pending_reason(cluster: Any, pod: "PodDetails") -> str:  # noqa: ANN401
-    from cluster.interface import Selector  # noqa: PLC0415
-    from cluster.object_details import EVENT_DETAILS  # noqa: PLC0415
-    from console.why_facts import kube_scheduler_text, own_event_in  # noqa: PLC0415
-
-    selector = Selector(fields=f"involvedObject.uid={pod.metadata.uid}")
-    events = cluster.list(EVENT_DETAILS, pod.metadata.namespace, selector).items
-    own = own_event_in(events)
-    return clean(own.message if own else kube_scheduler_text(pod, events)) or "no scheduler has reported anything"
 
 
 def check_gpu_nodes(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401

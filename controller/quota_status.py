@@ -95,7 +95,9 @@ def status_notes(ledger: Ledger, cluster_mode: Mode, mistakes: Mapping[str, Sequ
         )
         notes += [f"{mistake}; {consequence}" for mistake in mistakes_in_quota]
     if ledger.state is LedgerState.REBUILDING:
-        notes.append("the ledger was lost and is being rebuilt; GPU pods are refused for up to a minute")
+        is_audit = ledger.policy.effective_mode(cluster_mode) is Mode.AUDIT
+        consequence = "GPU pods are not charged" if is_audit else "GPU pods are refused, whatever is free,"
+        notes.append(f"the ledger was lost and is being rebuilt; {consequence} for up to a minute")
     return notes
 
 

@@ -76,9 +76,7 @@ def template_or_empty(workload: AdmittedWorkload) -> Raw:
 def rewrite_workload_fractions(
     workload: TemplatedWorkload, before: TemplatedWorkload | None, request: Request, config: AdmissionConfig
 ) -> PatchBuilder:
-    """Return the patch for fractions of a card in the template, unless a controller owns the workload."""
-    if workload.metadata.is_controlled:
-        return PatchBuilder(workload.root)
+    """Return the patch for fractions of a card in the template."""
     template, old_template = workload.decode_template(), before.decode_template() if before else None
     recorded = recorded_rewrites(template, old_template, config)
     withdrawn: set[str] = set()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from cluster.events import EventRecorder
 from cluster.in_memory import InMemoryCluster
 from cluster.objects import (
+    CONFIG_MAPS,
     DAEMON_SETS,
     DEPLOYMENTS,
     LEASES,
@@ -25,10 +26,14 @@ from console.check_results import OK
 from console.doctor import CHECKS, run_check
 from console.main import main
 from console.scheduling_checks import compare_versions, image_tag
+from ledger.ledger_store import LedgerStore
 from settings.configuration import Configuration, SchedulerSettings
 from vcuda.inventory import Gpu, encode_inventory
-from vcuda.names import APP, APP_LABEL, NODE_PLUGIN, NVIDIA_PRODUCT_LABEL, SCHEDULER, WEBHOOK, Names
+from vcuda.ledger import Ledger, LedgerState, pack_uid
+from vcuda.names import APP, APP_LABEL, NODE_PLUGIN, NVIDIA_GPU, NVIDIA_PRODUCT_LABEL, SCHEDULER, WEBHOOK, Names
 from vcuda.namespace_policy import Mode
+from vcuda.quota_usage import Charge
+from vcuda.vocabulary import VocabularyOptions
 
 SYSTEM, TEAM = "quotient-system", "team"
 NAMES = Names()
@@ -256,7 +261,7 @@ def pending(cluster: InMemoryCluster, name: str, **spec: Any) -> ObjectReference
 
 
 def test_pods_that_are_pending_for_long_are_listed_with_the_schedulers_message() -> None:
-    """Not those of other schedulers, those that are gated or bound, nor those that were created just now."""
+    """Not gated pods, nor those that were created just now; of other schedulers, and bound ones, only GPU pods."""
     now = datetime.now(UTC)
     cluster = InMemoryCluster(now=lambda: now - timedelta(minutes=5))
     cluster.create(NAMESPACES, {"metadata": {"name": TEAM}})
@@ -269,16 +274,56 @@ def test_pods_that_are_pending_for_long_are_listed_with_the_schedulers_message()
     pending(cluster, "foreign", schedulerName="default-scheduler")
     bound = pending(cluster, "bound")
     cluster.bind("bound", TEAM, "n1", uid=bound.uid, annotations={})
+    container = {"name": "c", "image": "i", "resources": {"limits": {NAMES.core: "100", NAMES.memory: "1"}}}
+    stuck = pending(cluster, "stuck", containers=[container], schedulerName="default-scheduler")
+    assert found("pending pods", cluster)[1:2] == [
+        ("warning", "team/stuck, for 5 min: no scheduler has reported anything")
+    ]
+    cluster.bind("stuck", TEAM, "n1", uid=stuck.uid, annotations={})
+    waiting = {"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    cluster.patch(PODS, "stuck", TEAM, {"status": {"containerStatuses": [waiting]}}, subresource="status")
     assert found("pending pods", cluster) == [
         ("warning", "team/blocked, for 5 min: 0/1 nodes are available: 1 Insufficient cpu."),
+        ("warning", "team/stuck, for 5 min: on node n1: ErrImagePull: no such image"),
         ("warning", "team/told, for 5 min: 2 of 2 nodes: no T4"),
     ]
     for number in range(5):
         pending(cluster, f"p{number}")
-    assert found("pending pods", cluster)[-1] == ("warning", "and 2 more, not as old")
+    assert found("pending pods", cluster)[-1] == ("warning", "and 3 more, not as old")
     fresh = make()
     pending(fresh, "fresh")
     assert found("pending pods", fresh) == []
+
+
+def gpu_pod(name: str, namespace: str, phase: str = "Running", **limits: str) -> Made:
+    container = {"name": "c", "image": "i", "resources": {"limits": limits}}
+    spec = {"containers": [container], "nodeName": "n1"}
+    return PODS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec, "status": {"phase": phase}}
+
+
+def test_pods_with_gpus_that_no_quota_counts_are_listed() -> None:
+    """Those that no ledger has, and those that request GPUs by names which are not read."""
+    ours = {NAMES.core: "100", NAMES.memory: "1"}
+    cluster = make(
+        gpu_pod("running", TEAM, **ours),
+        gpu_pod("done", TEAM, "Succeeded", **ours),
+        gpu_pod("own", SYSTEM, **ours),
+        gpu_pod("nvidia", TEAM, **{NVIDIA_GPU: "1"}),
+        gpu_pod("plain", TEAM, cpu="1"),
+    )
+    assert found("pods with gpus", cluster) == [
+        ("warning", "not in any ledger: team/running"),
+        ("warning", "GPUs under resource names that no quota counts: team/nvidia"),
+    ]
+    ledger = Ledger(namespace="uid", state=LedgerState.OPEN)
+    uid = cluster.get(PODS, "running", TEAM).metadata.uid
+    ledger.put(pack_uid(uid), Charge(model="A100", cores=100, memory_mib=0), None)
+    LedgerStore(cluster, SYSTEM, list).create(TEAM, ledger)
+    reads_nvidia = replace(ENFORCE, vocabularies=VocabularyOptions(nvidia_gpu=True))
+    assert found("pods with gpus", cluster, reads_nvidia) == [("warning", "not in any ledger: team/nvidia")]
+    cluster.patch(CONFIG_MAPS, f"ledger.{TEAM}", SYSTEM, {"data": {"ledger": "{"}})
+    (level, message), *_ = found("pods with gpus", cluster)
+    assert (level, message.partition(":")[0]) == ("error", "ledger quotient-system/ledger.team is not valid")
 
 
 def test_the_command_runs_every_check_and_exits_with_1_on_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,7 @@ def test_an_invalid_ledger_is_rebuilt(world: World) -> None:
 
     eventually(is_closed, "a new ledger")
     assert world.taken("A100") == 100
+    eventually(lambda: "being rebuilt" in str(world.status()["notes"]), "the status to say so")
 
 
 def test_a_ledger_with_wrong_charges_is_corrected(world: World) -> None:

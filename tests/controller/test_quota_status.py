@@ -1,5 +1,7 @@
 """The status of a namespace, computed from its ledger."""
 
+import pytest
+
 from controller.quota_status import encode_status, status_of
 from vcuda.ledger import Ledger, LedgerState, decode_ledger
 from vcuda.namespace_policy import Mode
@@ -33,3 +35,14 @@ def test_a_status_fits_into_a_configmap_whatever_the_quotas_are() -> None:
     assert sum(len(quota["types"]) for quota in status["quotas"]) == 1000
     assert len(status["notes"]) == 51
     assert status["notes"][-1] == "and 51 more"
+
+
+@pytest.mark.parametrize(
+    ("mode", "consequence"),
+    [(Mode.ENFORCE, "GPU pods are refused, whatever is free,"), (Mode.AUDIT, "GPU pods are not charged")],
+)
+def test_the_status_says_that_a_ledger_is_being_rebuilt(mode: Mode, consequence: str) -> None:
+    """Free quota does not mean that pods are admitted then."""
+    ledger = decode_ledger(NEWER_LEDGER.replace('"open"', f'"{LedgerState.REBUILDING}"'))
+    (note,) = status_of(ledger, mode, {}, {})["notes"]
+    assert note == f"the ledger was lost and is being rebuilt; {consequence} for up to a minute"
