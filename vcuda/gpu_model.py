@@ -26,7 +26,9 @@ EDITIONS = frozenset({"ti", "super", "ada", "blackwell", "d"})
 MIG = "mig"
 SEPARATORS = re.compile(r"[^0-9A-Za-z.+]+", re.ASCII)
 # A series and its number in one word, as in RTX4090.
-JOINED = re.compile(rf"({'|'.join(sorted(SERIES))})([0-9].*)", re.ASCII | re.IGNORECASE)
+JOINED_SERIES = re.compile(rf"({'|'.join(sorted(SERIES))})([0-9].*)", re.ASCII | re.IGNORECASE)
+# A number and its edition in one word, as in 3090Ti. Other letters are part of the number, as in 170HX.
+JOINED_EDITION = re.compile(rf"([0-9]+)({'|'.join(sorted(EDITIONS))})", re.ASCII | re.IGNORECASE)
 MIG_PROFILE = re.compile(r"[1-9][0-9]?(c\.[1-9])?g\.[0-9]+gb([.+][a-z.+]+)?", re.ASCII | re.IGNORECASE)
 # Model names are also label values and ledger keys: the maximum length of a label value applies.
 MAX_LABEL = 63
@@ -52,8 +54,10 @@ def tokenize(name: str) -> tuple[str, ...]:
 
 
 def split_joined(word: str) -> Sequence[str]:
-    joined = JOINED.fullmatch(word)
-    return joined.groups() if joined else (word,)
+    with_series = JOINED_SERIES.fullmatch(word)
+    series, number = ([with_series[1]], with_series[2]) if with_series else ([], word)
+    with_edition = JOINED_EDITION.fullmatch(number)
+    return [*series, *(with_edition.groups() if with_edition else [number])]
 
 
 @lru_cache(maxsize=1024)  # a cluster has a handful of models, and every pod may name them
@@ -79,10 +83,13 @@ def never_matches(name: str) -> bool:
 
 
 def family_length(words: tuple[str, ...]) -> int:
-    """Return how many words make the family: one, or those from the series to its last edition."""
-    if words[0].lower() not in SERIES:
+    """Return how many words make the family: one, or those from the series, or a bare number, to its last edition."""
+    if words[0].isdecimal():
+        length = 1
+    elif words[0].lower() in SERIES:
+        length = 3 if len(words) > 2 and words[1].lower() == "pro" else 2  # noqa: PLR2004 - RTX PRO 6000
+    else:
         return 1
-    length = 3 if len(words) > 2 and words[1].lower() == "pro" else 2  # noqa: PLR2004 - RTX PRO 6000
     # Up to the last edition, as it may follow a form factor: RTX 4000 SFF Ada Generation.
     editions = [index for index, word in enumerate(words) if index >= length and word.lower() in EDITIONS]
     return min(editions[-1] + 1 if editions else length, len(words))
