@@ -12,6 +12,9 @@ from vcuda.decision import printable
 from vcuda.memory_units import MIN_USEFUL_MIB, bytes_from, is_in_bytes
 from vcuda.names import (
     ANCESTOR_POOL_LABELS,
+    HAMI_CORES,
+    HAMI_MEMORY,
+    HAMI_MEMORY_PERCENT,
     HAMI_PRIORITY,
     MIRROR_ANNOTATION,
     NO_DEVICES,
@@ -56,7 +59,7 @@ def rewrite(
             share = shares.get(container.name)
             if share is not None:
                 warn_of_bytes(pointer, container, share, config, patch)
-                warn_of_priority(pointer, container, config, patch)
+                warn_of_hami(pointer, container, share, config, patch)
                 rewrite_resources(pointer, container, share, config, patch)
             clean_environment(pointer, container, patch, hides_gpus=hides_gpus(container, share, config))
         rewrite_annotations(pod, parsed, config, patch)
@@ -119,12 +122,19 @@ def warn_of_bytes(
         )
 
 
-def warn_of_priority(pointer: str, container: AdmittedContainer, config: AdmissionConfig, patch: PatchBuilder) -> None:
-    limits, _ = resources_of(container)
-    if HAMI_PRIORITY in limits and HAMI_PRIORITY in config.scheme.by_key:
+def warn_of_hami(
+    pointer: str, container: AdmittedContainer, share: Share, config: AdmissionConfig, patch: PatchBuilder
+) -> None:
+    """Warn where a request for HAMi does not get what HAMi would give."""
+    limits, requests = resources_of(container)
+    written = {key for key in (*limits, *requests) if key in config.scheme.by_key}
+    field = f"{patch.field_prefix}{field_of(pointer)}.resources"
+    if HAMI_PRIORITY in written:
+        patch.warn(f"{field}: {HAMI_PRIORITY} is removed: containers that share a GPU have no priorities")
+    if HAMI_CORES in written and HAMI_MEMORY_PERCENT not in written and share.memory_follows_cores:
         patch.warn(
-            f"{patch.field_prefix}{field_of(pointer)}.resources: {HAMI_PRIORITY} is removed: containers that share a "
-            "GPU have no priorities"
+            f"{field}: {HAMI_CORES} without {HAMI_MEMORY}: the container gets {share.cores} % of its GPU's memory too; "
+            "HAMi would give all of it"
         )
 
 

@@ -111,6 +111,27 @@ def test_a_core_limit_of_the_user_is_kept_for_pods_for_hami_without_cores(make_c
     assert api.validate(patched).allowed
 
 
+@pytest.mark.parametrize(
+    ("amounts", "is_warned"),
+    [
+        ({"nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"}, True),
+        ({"nvidia.com/gpucores": "30", "nvidia.com/gpumem-percentage": "30"}, False),
+        ({"nvidia.com/gpucores": "30", "nvidia.com/gpumem": "3000"}, False),
+        ({"nvidia.com/gpucores": "100"}, False),
+    ],
+    ids=str,
+)
+def test_cores_for_hami_without_memory_cause_a_warning(
+    make_caller: MakeCaller, amounts: dict[str, str], *, is_warned: bool
+) -> None:
+    """HAMi gives such a container all memory of its GPU."""
+    warnings = make_caller(dialects=HAMI).mutate(pod(container("a", amounts))).warnings
+    assert [
+        "nvidia.com/gpucores without nvidia.com/gpumem: the container gets 30 % of its GPU's memory too" in each
+        for each in warnings
+    ] == [True] * is_warned
+
+
 def test_the_priority_of_pods_for_hami_is_removed_with_a_warning(make_caller: MakeCaller) -> None:
     """No node has the resource, so the pod would stay pending."""
     api = make_caller(dialects=HAMI)
