@@ -4,7 +4,7 @@ The API server rejects a value of another type before it calls any webhook, and 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ SCHEMAS = {("v1", "Pod"): "V1Pod"} | {(each.api_version, each.kind): f"V1{each.k
 COLLECTION = re.compile(r"(?P<kind>list|dict)[\[(](?:str, )?(?P<item>\w+)[\])]", re.IGNORECASE)
 # Described as strings, but the API server reads numbers too.
 QUANTITIES = frozenset({"limits", "requests", "overhead", "sizeLimit", "divisor", "capacity", "allocatable"})
-SCALARS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,)}
+TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
 
 
 class Mismatch(Struct, frozen=True):
@@ -42,27 +42,28 @@ def mismatches(document: dict[str, Any]) -> Iterator[Mismatch]:
 
 
 def compare(value: Any, schema: str, steps: Steps) -> Iterator[Mismatch]:  # noqa: ANN401 - any YAML value
-    """Compare a value with a type of the API. Values with another structure are left to the decoder."""
-    if collection := COLLECTION.fullmatch(schema):
-        for step, each in items_of(value, collection["kind"].lower()):
+    """Compare a value with a type of the API. Null is absent, everywhere."""
+    collection = COLLECTION.fullmatch(schema)
+    fields = fields_of(schema)
+    expected = collection["kind"].lower() if collection else "dict" if fields else schema
+    if value is None or expected not in TYPES:
+        return
+    if not has_type(value, expected):
+        yield Mismatch(steps, value, expected)
+    elif collection:
+        for step, each in enumerate(value) if isinstance(value, list) else value.items():
             yield from compare(each, collection["item"], (*steps, step))
-    elif schema in SCALARS:
-        # A bool is an int in Python.
-        if isinstance(value, (str, bool, int, float)) and type(value) not in SCALARS[schema]:
-            yield Mismatch(steps, value, schema)
-    elif isinstance(value, dict):
-        yield from compare_fields(value, fields_of(schema), steps)
+    elif fields:
+        yield from compare_fields(value, fields, steps)
 
 
-def items_of(value: Any, kind: str) -> Iterable[tuple[str | int, Any]]:  # noqa: ANN401
-    """Return the items of a list or mapping, each with its step; nothing for any other value."""
-    if kind == "list":
-        return enumerate(value) if isinstance(value, list) else ()
-    return value.items() if isinstance(value, dict) else ()
+def has_type(value: Any, expected: str) -> bool:  # noqa: ANN401
+    # A bool is an int in Python, and kubectl sends 1.0 as 1.
+    return type(value) is TYPES[expected] or (expected == "int" and isinstance(value, float) and value.is_integer())
 
 
 def compare_fields(value: dict[str, Any], fields: dict[str, str], steps: Steps) -> Iterator[Mismatch]:
-    for key, each in value.items() if fields else ():
+    for key, each in value.items():
         if key not in fields:
             yield Mismatch((*steps, key), each, known=tuple(fields))
         elif key not in QUANTITIES:

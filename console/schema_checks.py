@@ -31,6 +31,17 @@ class SchemaProblem(Struct, frozen=True):
     steps: Steps
 
 
+# Types in words, as in the messages about what the webhook decodes.
+IN_WORDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "an object",
+}
+
+
 def schema_problems(document: dict[str, Any], sources: Mapping[Steps, str] | None = None) -> Iterator[SchemaProblem]:
     """Yield what the API server would reject; `sources` has values as they are written in the file."""
     yield from version_problems(document)
@@ -52,8 +63,12 @@ def version_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
 def unquoted_scalars(document: dict[str, Any]) -> Iterator[Unquoted]:
     """Yield the numbers and booleans where the API accepts only strings, each with its path."""
     for each in mismatches(with_served_version(document)):
-        if each.expected == "str":
+        if is_unquoted(each):
             yield each.steps, each.value
+
+
+def is_unquoted(mismatch: Mismatch) -> bool:
+    return mismatch.expected == "str" and not isinstance(mismatch.value, list | dict)
 
 
 def with_served_version(document: dict[str, Any]) -> dict[str, Any]:
@@ -64,12 +79,14 @@ def with_served_version(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def structure_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
-    """Yield fields that do not exist, and strings where the API accepts only numbers or booleans."""
+    """Yield fields that do not exist, and values of another type than the API accepts, but for unquoted strings."""
     for each in mismatches(with_served_version(document)):
         if not each.expected:
             yield field_unknown(each)
-        elif each.expected != "str":
+        elif each.expected in ("int", "bool") and isinstance(each.value, str | int | float):
             yield scalar_expected(each)
+        elif not is_unquoted(each):
+            yield other_structure_expected(each, str(document.get("kind")))
 
 
 def duplicate_names(document: dict[str, Any]) -> Iterator[SchemaProblem]:
@@ -136,13 +153,25 @@ def field_unknown(mismatch: Mismatch) -> SchemaProblem:
 
 
 def scalar_expected(mismatch: Mismatch) -> SchemaProblem:
-    expected = "a whole number" if mismatch.expected == "int" else "true or false"
+    expected = IN_WORDS[mismatch.expected]
     reason = Reason(
         code=Code.OBJECT_INVALID,
         field=field_name(mismatch.steps),
         value=printable(as_string(mismatch.value)),
         message=f"the API server accepts only {expected} here",
         remedy=f"write {expected} without quotes",
+    )
+    return SchemaProblem(reason, mismatch.steps)
+
+
+def other_structure_expected(mismatch: Mismatch, kind: str) -> SchemaProblem:
+    path = ".".join([kind.lower(), *(str(step) for step in mismatch.steps if isinstance(step, str))])
+    reason = Reason(
+        code=Code.OBJECT_INVALID,
+        field=field_name(mismatch.steps),
+        value="",
+        message=f"must be {IN_WORDS[mismatch.expected]}, not {IN_WORDS[type(mismatch.value).__name__]}",
+        remedy=f"check it with: kubectl explain {printable(path)}",
     )
     return SchemaProblem(reason, mismatch.steps)
 

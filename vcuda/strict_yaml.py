@@ -25,6 +25,9 @@ MAX_MERGES, MAX_MERGED = 64, 20_000
 # in any notation of YAML, stays below that.
 MAX_NUMBER_LENGTH = 1000
 TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
+# Numbers to Kubernetes that PyYAML reads as text: 1e3, 08, 0o14.
+KUBERNETES_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+KUBERNETES_OCTAL = re.compile(r"[-+]?0o[0-7_]+", re.ASCII)
 OCTAL = re.compile(r"([-+]?)0+([0-9]+)", re.ASCII)
 DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
 # What PyYAML's constructors raise for a value that does not match its tag, such as `!!int x` or 2026-99-99.
@@ -33,7 +36,7 @@ LOADER_ERRORS = (yaml.YAMLError, RecursionError, *VALUE_ERRORS)
 TAG_PREFIX = "tag:yaml.org,2002:"
 # PyYAML's words for the end of the text, and ours.
 END_OF_TEXT = {"'<stream end>'": "the end of the file", "end of stream": "end of the file"}
-MERGE, INT = f"{TAG_PREFIX}merge", f"{TAG_PREFIX}int"
+MERGE, VALUE, INT = f"{TAG_PREFIX}merge", f"{TAG_PREFIX}value", f"{TAG_PREFIX}int"
 FLOAT, TIMESTAMP, BOOL = f"{TAG_PREFIX}float", f"{TAG_PREFIX}timestamp", f"{TAG_PREFIX}bool"
 
 
@@ -103,6 +106,9 @@ StrictConstructor.add_constructor(INT, lambda loader, node: loader.construct_num
 StrictConstructor.add_constructor(FLOAT, lambda loader, node: loader.construct_number(node))  # type: ignore[union-attr]
 # Dates are text to Kubernetes, and JSON has none.
 StrictConstructor.add_constructor(TIMESTAMP, StrictConstructor.construct_scalar)  # type: ignore[type-var]
+# As keys they are something else; as values, `<<` and `=` are text to Kubernetes.
+for tag in (MERGE, VALUE):
+    StrictConstructor.add_constructor(tag, StrictConstructor.construct_scalar)  # type: ignore[type-var]
 # PyYAML calls the constructor of None for a tag without a constructor.
 StrictConstructor.add_constructor(None, StrictConstructor.reject_tag)  # type: ignore[type-var]
 
@@ -111,7 +117,11 @@ class DecimalConstructor(StrictConstructor):
     """Accepts decimal integers only: YAML reads 0400 as octal and 1:30 as base 60, which no quota intends."""
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:  # noqa: ANN401
-        return self.construct_int(node) if node.tag == INT else self.construct_yaml_float(node)
+        if node.tag == INT:
+            return self.construct_int(node)
+        text = str(self.construct_scalar(node))
+        # 1e3 and 08 are no decimal numbers; the reader of the document says what to write instead.
+        return text if "e" in text.lower() or "." not in text else self.construct_yaml_float(node)
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
         text = self.construct_scalar(node)
@@ -141,6 +151,9 @@ class FastLoader(StrictConstructor, yaml.CSafeLoader):
 
 for each in (StrictLoader, FastLoader):
     each.add_implicit_resolver(BOOL, re.compile("^[yYnN]$"), list("yYnN"))
+    # After those of PyYAML, which read 012 as an integer.
+    each.add_implicit_resolver(INT, re.compile(f"^{KUBERNETES_OCTAL.pattern}$"), list("-+0"))
+    each.add_implicit_resolver(FLOAT, re.compile(f"^{KUBERNETES_FLOAT.pattern}$"), list("-+.0123456789"))
 
 
 class DecimalStrictLoader(DecimalConstructor, StrictLoader):

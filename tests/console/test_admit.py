@@ -439,6 +439,22 @@ REJECTED_BY_THE_API: dict[str, tuple[dict[str, str], str]] = {
         {"container": "\n    command: [sleep, 1000]"},
         "8: spec.containers[0].command[1]: '1000': YAML reads this as a number",
     ),
+    "text instead of a list": (
+        {"container": "\n    command: sleep 1000"},
+        "8: spec.containers[0].command: must be a list, not text; check it with: kubectl explain pod.spec.containers.",
+    ),
+    "a list instead of text": (
+        {"container": "\n    args: [[a]]"},
+        "8: spec.containers[0].args[0]: must be text, not a list; check it with: kubectl explain pod.spec.containers.",
+    ),
+    "a list instead of a mapping": (
+        {"spec": "\n  securityContext: []"},
+        "5: spec.securityContext: must be an object, not a list; check it with: kubectl explain pod.spec.",
+    ),
+    "an exponent in a command": (
+        {"container": "\n    args: [1e3]"},
+        "8: spec.containers[0].args[0]: '1e3': YAML reads this as a number",
+    ),
     "an unknown field": (
         {"container": "\n    imagePullPolcy: Always"},
         "8: spec.containers[0].imagePullPolcy: the API has no such field, and kubectl rejects it; write imagePull",
@@ -485,7 +501,15 @@ def test_what_the_api_server_rejects_is_an_error_with_its_line(
 
 
 @pytest.mark.parametrize(
-    "field", ["ports: [{containerPort: 80}]", "env: [{name: A, value: 2026-01-01}]", "args: [1:30]"]
+    "field",
+    [
+        "ports: [{containerPort: 80}]",
+        "ports: [{containerPort: 80.0}]",
+        "env: [{name: A, value: 2026-01-01}]",
+        "args: [1:30, =, null]",
+        "livenessProbe: {httpGet: {port: http}}",
+        "livenessProbe: {httpGet: {port: 80}}",
+    ],
 )
 def test_what_the_api_server_accepts_is_no_error(field: str) -> None:
     """Dates and numbers in base 60 are text to Kubernetes."""

@@ -88,6 +88,7 @@ def test_numbers_can_be_restricted_to_decimal(written: str, remedy: str) -> None
             parse_documents(f"cores: {written} {padding}", plain_numbers=True)
         assert parse_documents(f"cores: {written} {padding}")
     assert parse_documents("cores: 400", plain_numbers=True) == [{"cores": 400}]
+    assert parse_documents("cores: [1e3, 08, 1.5]", plain_numbers=True) == [{"cores": ["1e3", "08", 1.5]}]
 
 
 NUMBERS = {
@@ -111,6 +112,15 @@ AS_KUBERNETES = {
     "017": 15,
     "1_000": 1000,
     "0b11": 3,
+    "0o14": 12,
+    "1e3": 1000.0,
+    "1E+3": 1000.0,
+    "08": 8.0,
+    "5.": 5.0,
+    "1e": "1e",
+    "0o8": "0o8",
+    "=": "=",
+    "<<": "<<",
 }
 
 
