@@ -1,7 +1,7 @@
 """Publishes the node's GPUs: inventory and model label on the Node, events about cards, placements on pods.
 
 It also watches the Node for what others write there: the cordon annotation, and resources of another device plugin that
-offers the same cards.
+offers the same cards. When the plugin is uninstalled, it removes the annotations and the label again: nobody else may.
 """
 
 import threading
@@ -19,6 +19,7 @@ from cluster.interface import Cluster, Selector
 from cluster.objects import NODES, PODS, Node, ObjectReference
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
+from nodeplugin.uninstalling import Uninstallation
 from vcuda.decision import Unavailable
 from vcuda.inventory import Gpu, encode_inventory
 from vcuda.names import MIG_RESOURCE_PREFIX, MIXED_MODELS, NODE_PLUGIN, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
@@ -47,6 +48,7 @@ class NodePublisher:
         on_change: Callable[[], None],
         unwritten_placements: Callable[[], list[PodAllocation]],
         driver_version: Callable[[], str],
+        namespace: str,
     ) -> None:
         self._cluster, self._node, self._names, self._node_cards = cluster, node, names, node_cards
         self.nodes: Informer[Node] = Informer(cluster, NODES, selector=Selector(fields=f"metadata.name={node}"))
@@ -58,6 +60,7 @@ class NodePublisher:
         self._gone: set[str] = set()
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._uninstallation = Uninstallation(cluster, namespace, on_start=self._wake.set)
         self.conflicts: list[str] = []
         # The fault of each card in its last event, so that each change is one event.
         self._reported_faults: dict[str, str] = {}
@@ -66,13 +69,17 @@ class NodePublisher:
 
     def start(self) -> None:
         self.nodes.start()
+        self._uninstallation.start()
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop; if the plugin is being uninstalled, clear the Node."""
         self._stopping.set()
         self._wake.set()
         self.nodes.stop()
+        self._uninstallation.stop()
         self._thread.join(10)
+        self._attempt(self._clear_node_if_uninstalled)
 
     @property
     def alive(self) -> bool:
@@ -119,11 +126,23 @@ class NodePublisher:
             if named & {card.uuid, card.parent or card.uuid, str(card.index)}
         }
 
+    def _clear_node_if_uninstalled(self) -> bool:
+        return not self._uninstallation.check() or self._clear_node()
+
+    def _clear_node(self) -> bool:
+        """Remove what Quotient and its administrators have written to the Node, but for the pool, which quotas use."""
+        names = self._names
+        metadata = {"annotations": {names.inventory: None, names.cordon: None}, "labels": {names.model_label: None}}
+        self._cluster.patch(NODES, self._node, "", {"metadata": metadata})
+        return True
+
     def _run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
-            # A list, not a generator: the second step runs even if the first one fails.
-            done = all([self._attempt(self._publish_node), self._attempt(self._write_placements)])
+            steps = self._publish_node, self._write_placements, self._uninstallation.find_daemon_set
+            # Each step runs even if one before it fails.
+            succeeded = [self._attempt(step) for step in steps]
+            done = all(succeeded)
             failures = 0 if done else failures + 1
             self._wake.wait(None if done else RETRY_BACKOFF.delay_s(failures))
             self._wake.clear()
@@ -140,6 +159,8 @@ class NodePublisher:
 
     def _publish_node(self) -> bool:
         """Patch the Node where it differs; returns False if the informer does not have it yet."""
+        if self._uninstallation.has_started.is_set():
+            return self._clear_node()
         node = self.nodes.get(self._node)
         if node is None:
             return False

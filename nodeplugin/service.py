@@ -116,6 +116,7 @@ class Service:
             on_change=self._on_change,
             unwritten_placements=lambda: unwritten_placements(self.allocations.all(), self.pods.cached_pods()),
             driver_version=lambda: self._driver_version,
+            namespace=configuration.system_namespace,
         )
         self.allocations.on_change(self._on_change)
         self.health = HealthWatcher(

@@ -180,7 +180,10 @@ def test_no_pod_is_held_up_from_installation_to_removal(real: RealCluster) -> No
         assert not {error for error in creation.errors if "x509" not in error}
         creation.errors.clear()
 
+        real.kubectl("annotate", "node", NODE_NAME, f"{NAMES.cordon}=0")
+        assert len(marks_on_node(real)) == 3
         run_helm(real, "uninstall", "quotient", "--wait")
+        assert marks_on_node(real) == set()
         eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
         creation.wait_for_more()
     assert not creation.errors
@@ -188,6 +191,13 @@ def test_no_pod_is_held_up_from_installation_to_removal(real: RealCluster) -> No
     for name in ("before", "fits"):
         cluster.delete(PODS, name, TEAM, grace_s=0)
     cluster.delete(CONFIG_MAPS, "gpu-quota", TEAM)
+
+
+def marks_on_node(real: RealCluster) -> set[str]:
+    """Return the annotations and labels of Quotient on the node."""
+    metadata = json.loads(real.kubectl("get", "node", NODE_NAME, "-ojson"))["metadata"]
+    present = {*metadata["annotations"], *metadata["labels"]}
+    return present & {NAMES.inventory, NAMES.cordon, NAMES.model_label}
 
 
 def remove_ca_bundles(real: RealCluster) -> None:
@@ -259,7 +269,9 @@ def pods_of(real: RealCluster, component: str) -> set[str]:
 )
 def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, first: str) -> None:
     """In any order: webhook configurations never outlive the webhook with failurePolicy Fail."""
-    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', *AUDIT_MODE)
+    _, node_values = prepare_node(real)
+    install_chart(real, 'webhook={"replicas": 1}', 'controller={"replicas": 1}', AUDIT_MODE[0], *node_values)
+    eventually(lambda: marks_on_node(real) == {NAMES.inventory, NAMES.model_label}, "the inventory", 60)
     audit_then_enforce(real)
     with PodCreation(real) as creation:
         creation.wait_for_more()
@@ -280,6 +292,7 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
         if first == "namespace":
             configurations = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
             eventually(lambda: not objects(real, configurations), "the configurations to be deleted", 60)
+            eventually(lambda: not marks_on_node(real), "the Node to be cleared")
     assert not creation.errors
     if first == "namespace":
         real.kubectl(

@@ -5,14 +5,17 @@ from typing import Any, cast
 import pytest
 
 from cluster.errors import Conflict, NotFound, Rejected
+from cluster.in_memory import InMemoryCluster
 from cluster.interface import Cluster
-from cluster.objects import Metadata, Node, NodeStatus
+from cluster.objects import DAEMON_SETS, NAMESPACES, NODES, Metadata, Node, NodeStatus
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
 from nodeplugin.node_publisher import NodePublisher, conflicting_resources
+from tests.waiting import eventually
 from vcuda.inventory import Gpu
-from vcuda.names import Names
+from vcuda.names import NODE_PLUGIN, Names
 
+SYSTEM, NAMES = "quotient-system", Names()
 NODE = Node(metadata=Metadata(name="n1"))
 
 
@@ -22,6 +25,9 @@ class PodServer:
     def __init__(self, **errors: Exception) -> None:
         self.errors, self.requested, self.written = errors, list[str](), list[str]()
 
+    def with_timeout(self, _: float) -> "PodServer":
+        return self
+
     def patch(self, _kind: Any, name: str, _namespace: str, _changes: Any) -> None:
         self.requested.append(name)
         if name in self.errors:
@@ -29,7 +35,7 @@ class PodServer:
         self.written.append(name)
 
 
-def publisher(server: PodServer, *names: str) -> NodePublisher:
+def publisher(server: PodServer | InMemoryCluster, *names: str) -> NodePublisher:
     """A publisher of a node that placed these pods itself."""
     allocations = [PodAllocation(uid=f"uid-{name}", namespace="team", name=name, placed={}, usage={}) for name in names]
     return NodePublisher(
@@ -40,7 +46,58 @@ def publisher(server: PodServer, *names: str) -> NodePublisher:
         on_change=lambda: None,
         unwritten_placements=lambda: allocations,
         driver_version=lambda: "",
+        namespace=SYSTEM,
     )
+
+
+def installed_publisher(cluster: InMemoryCluster) -> NodePublisher:
+    """A publisher on a cluster with its DaemonSet and its Node, which has published its cards."""
+    cluster.create(NAMESPACES, {"metadata": {"name": SYSTEM}})
+    cluster.create(DAEMON_SETS, {"metadata": {"name": NODE_PLUGIN, "namespace": SYSTEM}})
+    annotations, labels = {"mine": "1", NAMES.cordon: "0"}, {NAMES.pool_label: "training", NAMES.model_label: "T4"}
+    cluster.create(NODES, {"metadata": {"name": "n1", "annotations": annotations, "labels": labels}})
+    made = publisher(cluster)
+    made.start()
+    eventually(lambda: NAMES.inventory in cluster.get(NODES, "n1").metadata.annotations, "the inventory")
+    eventually(lambda: made._uninstallation._was_installed, "the DaemonSet")
+    return made
+
+
+@pytest.mark.parametrize("removed", ["DaemonSet", "permission", "namespace"])
+def test_an_uninstalled_plugin_removes_what_nodes_carry(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Annotations and label; the pool stays, because quotas name it, and so does what is not Quotient's."""
+    cluster = InMemoryCluster()
+    made = installed_publisher(cluster)
+    if removed == "namespace":
+        # While the plugin still runs: it may not be permitted to when it is stopped.
+        cluster.delete(NAMESPACES, SYSTEM)
+        eventually(lambda: NAMES.inventory not in cluster.get(NODES, "n1").metadata.annotations, "the Node to be clear")
+    elif removed == "DaemonSet":
+        cluster.delete(DAEMON_SETS, NODE_PLUGIN, SYSTEM)
+    else:
+
+        def forbid(*_: Any) -> None:
+            raise Rejected("no role")
+
+        monkeypatch.setattr(cluster, "get", forbid)
+    made.stop()
+    monkeypatch.undo()
+    metadata = cluster.get(NODES, "n1").metadata
+    assert (metadata.annotations, metadata.labels) == ({"mine": "1"}, {NAMES.pool_label: "training"})
+
+
+def test_a_plugin_that_is_restarted_or_was_not_installed_leaves_its_node_as_it_is() -> None:
+    """Also a new one, when the API server does not know of a DaemonSet at all."""
+    cluster = InMemoryCluster()
+    installed_publisher(cluster).stop()
+    before = cluster.get(NODES, "n1").metadata.annotations
+    assert NAMES.inventory in before
+    cluster.delete(DAEMON_SETS, NODE_PLUGIN, SYSTEM)
+    by_hand = publisher(cluster)
+    by_hand.start()
+    eventually(lambda: by_hand._uninstallation._was_installed is False, "the missing DaemonSet")
+    by_hand.stop()
+    assert cluster.get(NODES, "n1").metadata.annotations == before
 
 
 def test_a_pod_whose_patch_is_rejected_does_not_delay_others() -> None:
