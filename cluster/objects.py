@@ -157,12 +157,14 @@ class Secret(Object, frozen=True, kw_only=True):
 class ServiceReference(Struct, frozen=True, rename="camel", omit_defaults=True):
     name: str = ""
     namespace: str = ""
+    path: str = ""
 
 
 class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True):
     """How the API server calls a webhook; `ca_bundle` is base64."""
 
     service: ServiceReference = ServiceReference()
+    url: str = ""
     ca_bundle: str = ""
 
 

@@ -17,10 +17,11 @@ from ledger.ledger_store import LedgerStore
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
 from vcuda.names import API_GROUP, QUOTA_STATUS, STATUS_KEY
+from vcuda.webhook_paths import MUTATE, VALIDATE
 from webhook.admission import Admission
 from webhook.metrics import Metrics
 from webhook.quota_sources import ClusterQuotaSource
-from webhook.responding import JSON, MUTATE, VALIDATE, Responder
+from webhook.responding import JSON, Responder
 from webhook.service import admission_config_of
 
 TIMEOUT_S = 10.0
@@ -90,7 +91,8 @@ class LocalAdmission:
             # A real registration excludes this namespace with a namespaceSelector.
             if request.get("namespace") == self._system_namespace:
                 return review | {"response": {"uid": request.get("uid"), "allowed": True}}
-            reply = self._responder.reply(route, JSON, "", json.dumps(review).encode())
+            # What a user of this process may not know, it does not contain.
+            reply = self._responder.reply(route, JSON, "", json.dumps(review).encode(), is_known=True)
             if reply.status != 200:  # noqa: PLR2004
                 raise Unavailable(reply.body.decode().strip())
             response: Review = json.loads(reply.body)

@@ -163,11 +163,11 @@ def revert_stalled(ledger: Ledger, stalled: Iterable[PodKey], unbound: Collectio
             revert_move(ledger, key)
 
 
-def remove_missing(ledger: Ledger, missing: Iterable[PodKey], existing: Collection[PodKey]) -> None:
+def remove_missing(ledger: Ledger, missing: Iterable[PodKey], existing: Collection[PodKey], now_s: float) -> None:
     """Remove charges whose pods are not in `existing`, which must be listed after the ledger was read."""
     for key in missing:
         if key not in existing:
-            ledger.release(key)
+            ledger.expire(key, int(now_s))
 
 
 def release_failed_creates(ledger: Ledger, holders: Mapping[PodKey, Metadata]) -> None:

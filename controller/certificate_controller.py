@@ -281,6 +281,8 @@ class CertificateController:
 
     def _obstacle_to_fail(self) -> str:
         """Return why the API server would get no answer from the webhook; empty if it would."""
+        if None in self._webhooks.paths()[0]:
+            return "not every webhook has a path yet"
         if not self._has_ready_endpoint():
             return f"Service {WEBHOOK} has no ready endpoint"
         return "" if self._is_any_replica_trusted() else "no replica serves a certificate that the caBundle trusts"

@@ -181,7 +181,7 @@ class NamespaceReconciler:
                 pack_uid(pod.metadata.uid): pod.spec.node_name for pod in self._cluster.list(PODS, namespace).items
             }
             ledger = stored.ledger.copy()
-            remove_missing(ledger, report.missing, nodes)
+            remove_missing(ledger, report.missing, nodes, self._wall())
             revert_stalled(ledger, report.stalled, {key for key, node in nodes.items() if not node})
             stored = self._write(namespace, stored, ledger)
         self._states.first_ledger_created(namespace)

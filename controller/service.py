@@ -13,6 +13,7 @@ from cluster.leader_election import ElectionTimings, LeaderElector
 from controller.certificate_controller import CertificateController, CertificateTerms
 from controller.metrics import Metrics
 from controller.owner_refs import OwnerReferences
+from controller.path_controller import PathController, PathTerms
 from controller.quota_controller import QuotaController
 from controller.workload_retrier import WorkloadRetrier
 from ledger.ledger_store import LedgerStore
@@ -75,6 +76,12 @@ class Service:
             is_leading=lambda: self.elector.leading,
             owners=owners,
         )
+        self.paths = PathController(
+            cluster,
+            configuration.system_namespace,
+            PathTerms(rotation_s=configuration.webhook.path_rotation_s, ops_port=configuration.webhook.ops_port),
+            is_leading=lambda: self.elector.leading,
+        )
         self.metrics = Metrics(
             self.quota_controller.ledgers,
             self.quota_controller.lag_s,
@@ -96,6 +103,7 @@ class Service:
         if self.retrier is not None:
             self.retrier.start()
         self.certificates.start()
+        self.paths.start()
         # Last: the elector's callback needs the others.
         self.elector.start()
         self._log.info("controller_started", identity=self.elector.identity, ops_port=self.probes.port)
@@ -106,9 +114,11 @@ class Service:
         if self.retrier is not None:
             self.retrier.retry_all()
         self.certificates.enqueue()
+        self.paths.enqueue()
 
     def stop(self) -> None:
         """Stop all threads, and release the lease so that another replica leads at once."""
+        self.paths.stop()
         self.certificates.stop()
         self.elector.stop()
         if self.retrier is not None:
@@ -130,6 +140,8 @@ class Service:
             problems.append("a thread of the certificate controller has stopped")
         if self.retrier is not None and not self.retrier.alive:
             problems.append("a thread that retries workloads has stopped")
+        if not self.paths.alive:
+            problems.append("a thread of the path controller has stopped")
         return problems if self.elector.alive else [*problems, "the thread of the leader election has stopped"]
 
     def not_ready(self) -> list[str]:

@@ -1,11 +1,11 @@
-"""The two webhook configurations as the controller maintains them: caBundle and failurePolicy.
+"""The two webhook configurations as the controller maintains them: caBundle, failurePolicy and path.
 
 The chart registers the webhooks with failurePolicy Ignore, so that GPU pods are not refused before a replica can
 answer. Once one can, the controller sets Fail, and pods fail closed. Before the webhook is removed it sets Ignore
 again, so that no configuration with Fail is left without a server. A webhook that is only down keeps Fail.
 
-Both fields are applied server-side, by webhook name, each with its own field manager; the controller restores them
-when another client overwrites them. Annotation `quotient.dev/arm` decides about the failurePolicy: `auto` leaves it to
+All are applied server-side, by webhook name, each with its own field manager; the controller restores them when another
+client overwrites them. Annotation `quotient.dev/arm` decides about the failurePolicy: `auto` leaves it to
 the controller, `never` keeps Ignore.
 """
 
@@ -33,9 +33,12 @@ from vcuda.names import (
     ARM_NEVER,
     CERTIFICATES_MANAGER,
     FAILURE_POLICY_MANAGER,
+    PATHS_ANNOTATION,
+    PATHS_MANAGER,
     WEBHOOK,
     WEBHOOK_CONFIGURATION,
 )
+from vcuda.webhook_paths import MUTATE, VALIDATE, PathRecord, decode_record, encode_record, path_for, secret_in
 
 WEBHOOK_KINDS: tuple[Kind[WebhookConfiguration], ...] = (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS)
 
@@ -112,6 +115,26 @@ class WebhookConfigurations:
             ),
             owned=True,
         )
+
+    def paths(self) -> tuple[list[str | None], list[PathRecord]]:
+        """Return the secret in each webhook's path, None for another path, and the record of each configuration."""
+        configurations = [each for each in self.read().values() if self.own_webhooks(each)]
+        hooks = [hook for each in configurations for hook in self.own_webhooks(each)]
+        records = [decode_record(each.metadata.annotations.get(PATHS_ANNOTATION, "")) for each in configurations]
+        return [secret_in(hook.client_config.service.path) for hook in hooks], records
+
+    def set_paths(self, secret: str, record: PathRecord) -> None:
+        """Write the paths with a secret, and the record, in one write for each configuration."""
+        for kind, configuration in self.read().items():
+            path = path_for(MUTATE if kind is MUTATING_WEBHOOKS else VALIDATE, secret)
+            hooks = [
+                {"name": hook.name, "clientConfig": {"service": {"path": path}}}
+                for hook in self.own_webhooks(configuration)
+            ]
+            fields = {"metadata": {"annotations": {PATHS_ANNOTATION: encode_record(record)}}, "webhooks": hooks}
+            with suppress(Conflict):  # deleted or created again since it was read: its informer reports that
+                if hooks:
+                    self._cluster.apply(kind, configuration, fields, manager=PATHS_MANAGER)
 
     def _apply(
         self,

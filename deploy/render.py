@@ -44,6 +44,7 @@ OPTIONAL = {
     HAMI_PRIORITY: "quotient.hami",
 }
 POLICY, LABELS, ANNOTATIONS, BUNDLE = "sentinel-policy", "sentinel-labels", "sentinel-annotations", "sentinel-bundle"
+PATH = "sentinel-path"
 HEADER = """{{/* Written by `python -m deploy.render` from webhook/registration.py: change that, not this. */}}
 """
 
@@ -80,7 +81,8 @@ def object_template(obj: dict[str, Any]) -> str:
         obj["metadata"]["annotations"] = ANNOTATIONS
         for hook in obj["webhooks"]:
             hook["failurePolicy"] = POLICY
-            hook["clientConfig"] = {"service": hook["clientConfig"]["service"], BUNDLE: BUNDLE}
+            service = {key: value for key, value in hook["clientConfig"]["service"].items() if key != "path"}
+            hook["clientConfig"] = {"service": service | {PATH: PATH}, BUNDLE: BUNDLE}
     text = yaml.dump(obj, Dumper=QuotingDumper, sort_keys=False, width=sys.maxsize, allow_unicode=True)
     if "{{" in text:
         raise ValueError(f"{kind} contains {{{{, which Helm would evaluate")
@@ -89,6 +91,7 @@ def object_template(obj: dict[str, Any]) -> str:
         f" {LABELS}": '\n    {{- include "quotient.labels" ' + component + " | nindent 4 }}",
         f" {ANNOTATIONS}": '\n    {{- include "quotient.registrationAnnotations" . | nindent 4 }}',
         POLICY: '{{ include "quotient.failurePolicy" (dict "root" . "kind" "' + kind + '") }}',
+        f"      {PATH}: {PATH}\n": '      {{- include "quotient.path" "' + kind + '" | nindent 6 }}\n',
         f"    {BUNDLE}: {BUNDLE}\n": '    {{- include "quotient.caBundle" . | nindent 4 }}\n',
         f", '{BINDER}'": """{{ range dig "webhook" "binders" list .Values.config }}, '{{ . }}'{{ end }}""",
         **{

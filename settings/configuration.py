@@ -14,12 +14,14 @@ systemNamespace: quotient-system  # namespace of Quotient itself; its service ac
 defaultQuota: ""            # quota.yaml of namespaces that have no quota; empty: unlimited
 webhook:
   address: 0.0.0.0          # address to listen on
-  port: 8443                # HTTPS: /mutate and /validate
+  port: 8443                # HTTPS: /mutate/<secret> and /validate/<secret>
   opsPort: 8080             # HTTP: /livez, /readyz and /metrics
   certificates: /etc/quotient/tls  # folder with tls.crt and tls.key, reloaded when they change
   serverName: ""            # name that the certificate must be valid for; empty: quotient-webhook.<systemNamespace>.svc
   clientCa: ""              # file of CAs; if set, clients need a certificate signed by one of them
   clientNames: []           # common names that client certificates may have; empty: any; needs clientCa
+  apiServerCidrs: []        # addresses of the API servers, as in [10.0.0.0/28]; if set, others are not served
+  pathRotationS: 3600       # how often the secret in the webhook's path is replaced; also after a call that failed
   shortPath: true           # answer /mutate and /validate without Flask: faster, with the same answers
   maxBodyMib: 8             # larger requests are rejected
   handshakeTimeoutS: 5      # for the TLS handshake
@@ -88,6 +90,8 @@ that by a flag (`--set log.level=debug`).
 """
 
 import re
+from contextlib import suppress
+from ipaddress import ip_network
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -150,6 +154,8 @@ class WebhookSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields
     server_name: str = ""
     client_ca: str = ""
     client_names: tuple[str, ...] = ()
+    api_server_cidrs: tuple[str, ...] = ()
+    path_rotation_s: Annotated[float, Meta(ge=60, le=86400)] = 3600
     short_path: bool = True
     max_body_mib: Annotated[int, Meta(ge=1, le=1024)] = 8
     handshake_timeout_s: PositiveSeconds = 5
@@ -270,11 +276,8 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
 
     def problem(self) -> tuple[str, str] | None:
         """Return the path and the message of a mistake that the types cannot express; None if there is none."""
-        if mistake := self._name_problem():
+        if mistake := self._name_problem() or self._caller_problem():
             return mistake
-        if self.webhook.client_names and not self.webhook.client_ca:
-            # Without a CA no client certificate is requested, and every client would be accepted.
-            return "webhook.clientNames", "needs webhook.clientCa"
         if self.scheduler.max_backoff_s < self.scheduler.initial_backoff_s:
             return "scheduler.maxBackoffS", f"must be at least initialBackoffS, {self.scheduler.initial_backoff_s}"
         if path := self._relative_path():
@@ -299,6 +302,15 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
             return "systemNamespace", f"is shared with other workloads; {remedy}"
         return None
 
+    def _caller_problem(self) -> tuple[str, str] | None:
+        if self.webhook.client_names and not self.webhook.client_ca:
+            # Without a CA no client certificate is requested, and every client would be accepted.
+            return "webhook.clientNames", "needs webhook.clientCa"
+        for index, cidr in enumerate(self.webhook.api_server_cidrs):
+            if not is_network(cidr):
+                return f"webhook.apiServerCidrs[{index}]", "must be addresses in CIDR notation, such as 10.0.0.0/28"
+        return None
+
     def _relative_path(self) -> str | None:
         """Return the first setting of the node plugin that is not an absolute path."""
         # Relative paths would depend on the working directory, which differs between image and checkout.
@@ -310,3 +322,10 @@ class Configuration(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
             "nodePlugin.cdi": self.node_plugin.cdi,
         }
         return next((path for path, folder in paths.items() if not folder.startswith("/")), None)
+
+
+def is_network(cidr: str) -> bool:
+    with suppress(ValueError):
+        ip_network(cidr, strict=False)
+        return True
+    return False

@@ -48,6 +48,7 @@ class Code(StrEnum):
     QUOTA_INVALID = "QuotaInvalid"
     CARD_UNKNOWN = "CardUnknown"
     LEDGER_NOT_OPEN = "LedgerNotOpen"
+    TOO_MANY_UNCONFIRMED = "TooManyUnconfirmed"
     MODEL_NOT_GRANTED = "ModelNotGranted"
     POOL_NOT_GRANTED = "PoolNotGranted"
     TEXT_EXPECTED = "TextExpected"

@@ -38,6 +38,7 @@ from vcuda.quota_refusals import (
     ledger_rebuilding,
 )
 from vcuda.quota_usage import Charge, Holder, QuotaUsage, Reserved, model_by_name, usage_of_charges
+from vcuda.unconfirmed import Unconfirmed, add_expired, unconfirmed_excess
 
 VERSION = 1
 UID_BYTES = 16
@@ -92,6 +93,7 @@ class LedgerDocument(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     groups: tuple[ChargeGroup, ...] = ()
     holders: tuple[Holder, ...] = ()
     names: dict[PodKey, str] = {}
+    unconfirmed: Unconfirmed | None = None
 
 
 DECODER = decoder_for(LedgerDocument)
@@ -131,6 +133,7 @@ class Ledger:
         self.quotas_at = 0
         self.versions: dict[str, int] = {}
         self.holders: tuple[Holder, ...] = ()
+        self.unconfirmed: Unconfirmed | None = None
         # The same entries twice: the keys of each group in one text, as they are stored, and the entry of each pod.
         self._groups: dict[LedgerEntry, str] = {}
         self._entries: dict[PodKey, LedgerEntry] = {}
@@ -149,6 +152,7 @@ class Ledger:
         other = Ledger(self.namespace, self.state)
         other.quotas, other.quotas_at, other.holders = self.quotas, self.quotas_at, self.holders
         other.versions, other._quotas_size = self.versions, self._quotas_size
+        other.unconfirmed = self.unconfirmed
         other._groups, other._entries = self._groups.copy(), self._entries.copy()
         other._names, other._names_size = self._names.copy(), self._names_size
         other._groups_size = self._groups_size
@@ -180,6 +184,10 @@ class Ledger:
         """Return the names of reserved pods, as far as they are known."""
         return self._names
 
+    def count_reserved(self) -> int:
+        """Return how many pods are reserved."""
+        return sum(count_keys(pods) for (_, since), pods in self._groups.items() if since is not None)
+
     def pods(self) -> KeysView[PodKey]:
         """Return all charged pods, used and reserved."""
         return self._entries.keys()
@@ -202,6 +210,15 @@ class Ledger:
         if deleted:
             self._mark_changed()
         return deleted
+
+    def expire(self, pod: PodKey, now_s: int) -> None:
+        """Release a pod that is not there. If it was never seen, that is recorded."""
+        if (entry := self._entries.get(pod)) is None:
+            return
+        charge, since = entry
+        if since is not None and charge.moved_from is None:
+            self.unconfirmed = add_expired(self.unconfirmed, charge, now_s)
+        self.release(pod)
 
     def set_quotas(self, quotas: Iterable[Quota], at: int, versions: Mapping[str, int] | None = None) -> None:
         """Replace the quotas. `versions` are their resource versions, and `at` the one up to which all are known."""
@@ -237,7 +254,9 @@ class Ledger:
         """Return an upper bound of the document's length in bytes, without encoding it."""
         holders = MAX_HOLDERS * HOLDER_BYTES
         pods = KEY_WIDTH * len(self._entries) + self._names_size
-        return pods + self._groups_size + self.quotas_size() + holders
+        models = self.unconfirmed.models if self.unconfirmed else ()
+        unconfirmed = sum(GROUP_BYTES + len(model) for model in models)
+        return pods + self._groups_size + self.quotas_size() + holders + unconfirmed
 
     def quotas_size(self) -> int:
         """Return how many bytes of the document are the quotas."""
@@ -317,6 +336,7 @@ def encode_ledger(ledger: Ledger) -> str:
         groups=tuple(ledger.groups()),
         holders=ledger.holders,
         names=dict(ledger.reserved_names()),
+        unconfirmed=ledger.unconfirmed,
     )
     return msgspec.json.encode(document).decode()
 
@@ -327,7 +347,7 @@ def decode_ledger(text: str) -> Ledger:
     if document.v != VERSION:
         raise ValueError(f"ledger version {document.v} is not supported, expected {VERSION}")
     ledger = Ledger(document.namespace, document.state)
-    ledger.holders = document.holders
+    ledger.holders, ledger.unconfirmed = document.holders, document.unconfirmed
     ledger.set_quotas(document.quotas, document.quotas_at, document.versions)
     # Filled directly: `put` would search and join the keys of a group once for each of its pods.
     for group in document.groups:
@@ -364,7 +384,8 @@ def reservations_of(groups: Iterable[ChargeGroup]) -> Iterator[Reservation]:
 class ChargeRequest(Struct, frozen=True):
     """A pod to be charged. `cards` is the memory of the largest GPU of each model that it can get.
 
-    `name` is the pod's, if it is known.
+    `name` is the pod's, if it is known. Without `is_known` it is not certain that an API server asks: refusals name no
+    workloads, and less can be reserved.
     """
 
     pod: PodKey
@@ -374,6 +395,7 @@ class ChargeRequest(Struct, frozen=True):
     dry_run: bool = False
     remedies: RemedyContext = DEFAULT_REMEDIES
     name: str = ""
+    is_known: bool = True
 
 
 class ChargeResult(Struct, frozen=True):
@@ -392,20 +414,24 @@ def reserve(ledger: Ledger, request: ChargeRequest, now_s: int, cluster_mode: Mo
     """Charge a pod that is about to be created, or refuse it. A pod that is charged already keeps its charge."""
     enforced = ledger.policy.effective_mode(cluster_mode) is Mode.ENFORCE
     if ledger.state is not LedgerState.OPEN:
-        reasons = (ledger_not_open(ledger.state),)
-        return ChargeResult(reasons=reasons) if enforced else ChargeResult(audited=reasons)
+        closed = (ledger_not_open(ledger.state),)
+        return ChargeResult(reasons=closed) if enforced else ChargeResult(audited=closed)
     if (entry := ledger.entry(request.pod)) is not None:
         return ChargeResult(entry[0])
     # Also in audit mode: what is not in the ledger could not be accounted for.
     if ledger.size() > MAX_BYTES:
         return ChargeResult(reasons=(ledger_full(len(ledger), ledger.quotas_size()),))
+    usage = ledger.usage if request.is_known else ledger.usage.without_holders()
     remedies = replace(request.remedies, now_s=now_s)
-    fit = fit_charge(ledger.usage, request.demand, request.options, request.cards, remedies)
-    if fit.reasons and enforced:
-        return ChargeResult(reasons=fit.reasons)
+    fit = fit_charge(usage, request.demand, request.options, request.cards, remedies)
+    reasons: tuple[Reason, ...] = fit.reasons
+    if not request.is_known and not reasons:
+        reasons = unconfirmed_excess(usage, fit.charge, ledger.unconfirmed, ledger.count_reserved(), now_s)
+    if reasons and enforced:
+        return ChargeResult(reasons=reasons)
     if not request.dry_run:
         ledger.reserve(request.pod, fit.charge, now_s, request.name)
-    return ChargeResult(fit.charge, audited=fit.reasons)
+    return ChargeResult(fit.charge, audited=reasons)
 
 
 def mark_used(ledger: Ledger, pod: PodKey) -> None:

@@ -36,6 +36,10 @@ RETRIED_ANNOTATION = f"{API_GROUP}/retried-at"
 ARM_ANNOTATION, ARM_AUTO, ARM_NEVER = f"{API_GROUP}/arm", "auto", "never"
 # Field managers of a webhook configuration: one for the caBundle, one for the failurePolicy.
 CERTIFICATES_MANAGER, FAILURE_POLICY_MANAGER = "quotient-certificates", "quotient-arming"
+# Of a webhook configuration: the annotation with the digests of the secrets in the webhook's paths, and the field
+# manager of the paths. Of the webhook's Deployment and pods: the annotation of those that read the other one.
+PATHS_ANNOTATION, PATHS_MANAGER = f"{API_GROUP}/webhook-paths", "quotient-paths"
+SECRET_PATHS_ANNOTATION = f"{API_GROUP}/secret-paths"
 
 # Where users write quotas: this key of a labelled ConfigMap (`Names.quota_label`), or, as the ancestors did, one
 # ConfigMap for all namespaces.

@@ -5,6 +5,7 @@ much is missing, who holds most of it, and what to do.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -194,6 +195,30 @@ def name_models(models: Sequence[str], separator: str = ", ") -> str:
     """List models; a quota, a pod and a cluster may have hundreds."""
     more = len(models) - MAX_MODELS_NAMED
     return separator.join((*models[:MAX_MODELS_NAMED], f"{more} more") if more > 0 else models)
+
+
+class UnconfirmedSums(NamedTuple):
+    """What is reserved, what expired within a window, and the limit of both together."""
+
+    reserved: int
+    expired: int
+    hard: int
+    window_s: int
+
+
+def too_many_unconfirmed(field: str, dimension: str, asked: int, sums: UnconfirmedSums) -> Reason:
+    """Refuse a charge to a caller of the webhook who may not be an API server."""
+    return Reason(
+        code=Code.TOO_MANY_UNCONFIRMED,
+        field=field,
+        value=str(asked),
+        message=f"{sums.expired} {EXPLAINED_UNITS[dimension]} were reserved in the last {sums.window_s // 60} minutes "
+        f"for pods that were never created, and {sums.reserved} are reserved for pods not seen yet; the caller of "
+        f"the webhook is not known to be an API server, and may reserve {sums.hard} in all",
+        remedy="try again when these have ended; an administrator can let only API servers call the webhook, with "
+        "webhook.apiServerCidrs or webhook.clientCa, and then there is no such limit",
+        numbers={"asked": asked, "reserved": sums.reserved, "expired": sums.expired, "hard": sums.hard},
+    )
 
 
 def ledger_missing() -> Reason:

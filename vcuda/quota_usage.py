@@ -5,6 +5,7 @@ its quotas that matches the model: the product, its family, and "*".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 
 import msgspec
@@ -90,7 +91,8 @@ class QuotaUsage:
         reserved: Mapping[str, Amounts] | None = None,
         holders: Sequence[Holder] = (),
     ) -> None:
-        self.quotas, self.holders = tuple(quotas), holders
+        self.quotas = tuple(quotas)
+        self.holders: Sequence[Holder] = holders
         # What is `reserved`, one by one: only refusals read it.
         self.reservations: list[Reserved] = []
         # Matching a model against every line is the costly part, and the pods of a namespace share a few models.
@@ -185,6 +187,13 @@ class QuotaUsage:
         extra = (self.charged_by_limit(charge) - own).times(count)
         self.used += extra
         self.taken += extra
+
+    def without_holders(self) -> "QuotaUsage":
+        """Return the same usage for readers who must not learn the names of workloads."""
+        _ = self.hard  # computed once, not for each copy
+        anonymous = copy(self)
+        anonymous.holders = ()
+        return anonymous
 
     def _by_limit(self, by_model: Mapping[str, Amounts]) -> Amounts:
         total: dict[LimitKey, int] = {}

@@ -133,12 +133,17 @@ class Admission:
             return AdmissionOutcome(early, [])
         return AdmissionOutcome(Decision(warnings=tuple(patch.warnings)), patch.operations)
 
-    def validate(self, request: Request, pod_to_bind: PodToBind | None = None) -> AdmissionOutcome:
-        """Decide whether an object is allowed. `pod_to_bind` is the pod of a Binding, if it exists."""
+    def validate(
+        self, request: Request, pod_to_bind: PodToBind | None = None, *, is_known: bool = False
+    ) -> AdmissionOutcome:
+        """Decide whether an object is allowed. `pod_to_bind` is the pod of a Binding, if it exists.
+
+        `is_known`: the caller is an API server. Others are told no names, and may reserve less.
+        """
         policy = self.quota_source.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE):
             return AdmissionOutcome(ALLOWED, [])
-        decision, ledger_request = self._check(request, policy, pod_to_bind)
+        decision, ledger_request = self._check(request, policy, pod_to_bind, is_known=is_known)
         if decision.allowed or self._is_enforced(policy):
             return AdmissionOutcome(decision, [], ledger_request=ledger_request if decision.allowed else None)
         warnings = [audit_warning(reason) for reason in decision.reasons]
@@ -235,7 +240,7 @@ class Admission:
         return patch, Decision(tuple(mistakes)) if early else ALLOWED
 
     def _check(
-        self, request: Request, policy: NamespacePolicy, pod_to_bind: PodToBind | None
+        self, request: Request, policy: NamespacePolicy, pod_to_bind: PodToBind | None, *, is_known: bool
     ) -> tuple[Decision, LedgerRequest | None]:
         kind = (request.kind.group, request.kind.kind)
         if is_binding(request):
@@ -244,7 +249,7 @@ class Admission:
         if kind == POD and request.operation == UPDATE:
             return self._check_update(request, policy), None
         if kind == POD and not request.sub_resource:
-            return self._check_creation(request, policy)
+            return self._check_creation(request, policy, is_known=is_known)
         if kind == CONFIG_MAP:
             config_map = decode_object(request.object, ConfigMap, "request.object")
             return check_quota(config_map, request.namespace, request.name, self.config), None
@@ -268,7 +273,9 @@ class Admission:
         planned = PlannedPods(self._demand(parsed), parsed.options, self._cards(policy), more)
         return decision, LedgerRequest(request.namespace, planned=planned)
 
-    def _check_creation(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, LedgerRequest | None]:
+    def _check_creation(
+        self, request: Request, policy: NamespacePolicy, *, is_known: bool
+    ) -> tuple[Decision, LedgerRequest | None]:
         pod = new_pod(request)
         parsed = parse_pod(pod, self.config, policy)
         if self._only_observes(policy):
@@ -289,6 +296,7 @@ class Admission:
             options=parsed.options,
             cards=self._cards(policy),
             dry_run=bool(request.dry_run),
+            is_known=is_known,
             remedies=RemedyContext(self.config.names.use_models, self.config.scheme.unit_mib),
             name=pod.metadata.name,
         )

@@ -1,7 +1,8 @@
 """The ASGI application that gunicorn serves: it reads a request completely and passes it to Flask.
 
 Flask runs on a few threads. The body is read here, on the event loop and with limits on size and time, so that a slow
-client never occupies one of them.
+client never occupies one of them. Nor does one whose path is not accepted: it gets its 404 here, before its body is
+read.
 """
 
 import asyncio
@@ -11,6 +12,8 @@ from typing import Any
 from a2wsgi import WSGIMiddleware
 from flask import Flask
 
+from vcuda.webhook_paths import secret_in
+from webhook.callers import Caller, CallerPaths
 from webhook.responding import TEXT, HttpError, HttpReply
 
 Message = MutableMapping[str, Any]
@@ -19,6 +22,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 # They wait for the API server and the ledger most of the time.
 FLASK_THREADS = 8
+# An API server may learn of a changed path a moment before this process does.
+UNKNOWN_PATH_WAIT_S, UNKNOWN_PATH_POLL_S = 1.0, 0.05
+NOT_FOUND = HttpReply(404, b"404 Not Found\n", TEXT)
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - not an error: nothing is left to be answered
@@ -26,12 +32,17 @@ class ClientDisconnected(Exception):  # noqa: N818 - not an error: nothing is le
 
 
 class AsgiApp:
-    def __init__(self, app: Flask, *, max_body: int, body_timeout_s: float) -> None:
+    def __init__(self, app: Flask, *, max_body: int, body_timeout_s: float, paths: CallerPaths | None = None) -> None:
         self._flask = WSGIMiddleware(app.wsgi_app, workers=FLASK_THREADS)  # type: ignore[arg-type]
         self.max_body, self._body_timeout_s = max_body, body_timeout_s
+        self._paths = paths or CallerPaths()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            return
+        secret = secret_in(scope["path"])
+        if secret is not None and await self._is_refused(secret):
+            await send_reply(send, NOT_FOUND, close=True)
             return
         headers = dict(scope["headers"])
         try:
@@ -47,6 +58,16 @@ class AsgiApp:
         except ClientDisconnected:
             return
         await self._flask(scope, replay(body), send)  # type: ignore[arg-type]
+
+    async def _is_refused(self, secret: str) -> bool:
+        """Whether a path is not accepted, and does not become so within a moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + UNKNOWN_PATH_WAIT_S
+        while self._paths.identify(secret) is Caller.REFUSED:
+            if loop.time() >= deadline:
+                return True
+            await asyncio.sleep(UNKNOWN_PATH_POLL_S)
+        return False
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length")

@@ -27,6 +27,7 @@ REPORTED_CODES = (
     Code.MODEL_NOT_GRANTED,
     Code.POOL_NOT_GRANTED,
     Code.LEDGER_NOT_OPEN,
+    Code.TOO_MANY_UNCONFIRMED,
 )
 MAX_QUEUED = 256
 # Controllers retry a refused pod every few seconds at first; one event per owner and reason in this time is enough.

@@ -1,7 +1,8 @@
 """From the body of an admission request to the HTTP reply, for both the short path and Flask.
 
 A decision, allowed or denied, has status 200. A malformed request gets 4xx. If no decision is possible now, the reply
-is 5xx and the failurePolicy of the webhook configuration applies; an error never becomes a decision.
+is 5xx and the failurePolicy of the webhook configuration applies. Where that is Fail everywhere, the object is refused
+in any case, and the API server would not tell the user why: then the reply is a denial with code 503 and the cause.
 """
 
 import re
@@ -17,12 +18,11 @@ from msgspec import Struct
 from ledger.committing import LedgerWriter
 from vcuda.decision import BadRequest, Unavailable
 from vcuda.ledger import ChargeResult
+from vcuda.webhook_paths import MUTATE, VALIDATE
 from webhook.admission import Admission, AdmissionOutcome, LedgerRequest, encode_outcome
-from webhook.review import Request, decode_review
+from webhook.review import Request, decode_review, encode_undecided
 from webhook.validating import PodToBind
 
-MUTATE, VALIDATE = "mutate", "validate"
-ROUTES = {f"/{MUTATE}": MUTATE, f"/{VALIDATE}": VALIDATE}
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 # Subtracted from the caller's deadline: the reply has to be encoded, encrypted and sent within it.
 MARGIN_S = 0.2
@@ -70,7 +70,11 @@ class DecisionRecorder(Protocol):
 
 
 class Responder:
-    """Answers requests to the two admission routes. Thread-safe."""
+    """Answers requests to the two admission routes. Thread-safe.
+
+    `fails_closed` says whether the API server refuses an object that is not decided on. `is_known` says of a request
+    that its caller is an API server (see `callers.py`).
+    """
 
     def __init__(
         self,
@@ -79,51 +83,63 @@ class Responder:
         ledgers: LedgerWriter,
         recorder: DecisionRecorder,
         answer_within_s: float,
+        *,
+        fails_closed: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._fails_closed = fails_closed
         self.admission, self._find_pod, self._recorder = admission, find_pod, recorder
         self._ledgers, self._answer_within_s = ledgers, answer_within_s
         self._log = structlog.get_logger()
 
-    def reply(self, route: str, content_type: str, query: str, body: bytes) -> HttpReply:
+    def reply(self, route: str, content_type: str, query: str, body: bytes, *, is_known: bool = False) -> HttpReply:
         """Answer a request. Blocks while the ledger is written or a pod is read from the API server."""
         started = time.perf_counter()
+        request: Request | None = None
         try:
             request = decode_request(content_type, body)
             within_s = self.budget_s(query)
             pod = self.read_pod_to_bind(request, within_s) if self.needs_pod(route, request) else None
-            outcome = self.decide(route, request, pod)
+            outcome = self.decide(route, request, pod, is_known=is_known)
             if outcome.ledger_request is not None:
                 outcome = self.charge(outcome, outcome.ledger_request, within_s)
             return self.finish(route, request, outcome, started)
         except Exception as error:  # the outermost frame of a request
-            return self.failure_reply(route, error)
+            return self.failure_reply(route, error, request)
 
     def reply_soon(
-        self, route: str, content_type: str, query: str, body: bytes, on_reply: Callable[[HttpReply], None]
+        self,
+        route: str,
+        content_type: str,
+        query: str,
+        body: bytes,
+        on_reply: Callable[[HttpReply], None],
+        *,
+        is_known: bool = False,
     ) -> HttpReply | Deferred:
         """Answer a request without blocking the event loop.
 
         A request that needs the ledger is answered later: `on_reply` is called once, on another thread.
         """
         started = time.perf_counter()
+        request: Request | None = None
         try:
             request = decode_request(content_type, body)
             within_s = self.budget_s(query)
             # Nothing is counted or logged yet: `reply` starts again from the body.
             if self.needs_pod(route, request):
                 return Deferred.BLOCKING
-            outcome = self.decide(route, request, None)
+            outcome = self.decide(route, request, None, is_known=is_known)
             if outcome.ledger_request is None:
                 return self.finish(route, request, outcome, started)
-            ledger_request = outcome.ledger_request
+            decided, ledger_request = request, outcome.ledger_request
 
             def on_result(result: ChargeResult | Exception) -> None:
                 try:
                     final = combine(outcome, ledger_request, result)
-                    on_reply(self.finish(route, request, final, started))
+                    on_reply(self.finish(route, decided, final, started))
                 # The outermost frame of a request: an error must not end the committer's thread, which others share.
                 except Exception as error:
-                    on_reply(self.failure_reply(route, error))
+                    on_reply(self.failure_reply(route, error, decided))
 
             self._ledgers.submit(
                 ledger_request.namespace,
@@ -133,7 +149,7 @@ class Responder:
                 read_only=ledger_request.is_read_only,
             )
         except Exception as error:  # the outermost frame of a request
-            return self.failure_reply(route, error)
+            return self.failure_reply(route, error, request)
         return Deferred.CALLBACK
 
     def charge(self, outcome: AdmissionOutcome, ledger_request: LedgerRequest, within_s: float) -> AdmissionOutcome:
@@ -164,15 +180,19 @@ class Responder:
             raise Unavailable("the request's timeout leaves no time to read the pod of this Binding")
         return self._find_pod(*pod, within_s) if pod else None
 
-    def decide(self, route: str, request: Request, pod_to_bind: PodToBind | None) -> AdmissionOutcome:
-        return self.admission.mutate(request) if route == MUTATE else self.admission.validate(request, pod_to_bind)
+    def decide(
+        self, route: str, request: Request, pod_to_bind: PodToBind | None, *, is_known: bool
+    ) -> AdmissionOutcome:
+        if route == MUTATE:
+            return self.admission.mutate(request)
+        return self.admission.validate(request, pod_to_bind, is_known=is_known)
 
     def finish(self, route: str, request: Request, outcome: AdmissionOutcome, started: float) -> HttpReply:
         body = encode_outcome(request, outcome)
         self._recorder.record_decision(route, request, outcome, time.perf_counter() - started)
         return HttpReply(200, body)
 
-    def failure_reply(self, route: str, error: Exception) -> HttpReply:
+    def failure_reply(self, route: str, error: Exception, request: Request | None) -> HttpReply:
         """Reply that there is no decision, and count the cause. Details of internal errors go to the log only."""
         # Not logged: the reply says what is malformed, and a client could fill the log.
         if isinstance(error, BadRequest):
@@ -181,7 +201,10 @@ class Responder:
         if isinstance(error, Unavailable):
             self._recorder.record_failure(route, "unavailable")
             self._log.warning("decision_unavailable", route=route, error=str(error))
-            return HttpReply(503, f"cannot decide now: {error}\n".encode(errors="replace"), TEXT)
+            message = f"cannot decide now: {error}"
+            if request is not None and self._fails_closed():
+                return HttpReply(200, encode_undecided(request.uid, f"{message}; try again"))
+            return HttpReply(503, f"{message}\n".encode(errors="replace"), TEXT)
         self._recorder.record_failure(route, "fault")
         self._log.error("decision_failed", route=route, exc_info=error)
         return HttpReply(500, b"cannot decide: internal error, see the webhook's log\n", TEXT)

@@ -120,6 +120,18 @@ def limit_decision(decision: Decision) -> Decision:
     return Decision(decision.reasons[:MAX_SHOWN], tuple(limit_warnings(decision.warnings)))
 
 
+def encode_undecided(uid: str, message: str) -> bytes:
+    """Encode the response that refuses an object because no decision is possible now."""
+    status = {
+        "status": "Failure",
+        "code": 503,
+        "reason": "ServiceUnavailable",
+        "message": message,
+        "details": {"retryAfterSeconds": RETRY_AFTER_S},
+    }
+    return b"".join((OPENING, encode(uid), b',"allowed":false,"status":', encode(status), b"}}"))
+
+
 def limit_warnings(warnings: tuple[str, ...]) -> list[str]:
     """Return the first warnings, and how many more there are."""
     lengths = accumulate(map(len, warnings[:MAX_SHOWN]))

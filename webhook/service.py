@@ -19,15 +19,18 @@ from settings.probes import Probes
 from vcuda.decision import Unavailable
 from vcuda.names import WEBHOOK, names_for
 from vcuda.scheme import build_scheme
+from vcuda.webhook_paths import REPORT_PATH, encode_report
 from webhook.admission import Admission, AdmissionOutcome
 from webhook.admission_config import AdmissionConfig
 from webhook.asgi_app import AsgiApp
+from webhook.callers import CallerPaths
 from webhook.decisions import PATH, DecisionLog
 from webhook.flask_app import create_app
 from webhook.metrics import Metrics
 from webhook.owner_events import OwnerEventRecorder
 from webhook.quota_sources import ClusterQuotaSource
-from webhook.responding import TEXT, HttpReply, Responder
+from webhook.registration_cache import RegistrationCache
+from webhook.responding import JSON, TEXT, HttpReply, Responder
 from webhook.review import Request
 from webhook.serving_certificate import CertificateLoaded, CertificateRejected, ServingCertificate
 from webhook.validating import PodToBind
@@ -35,6 +38,8 @@ from webhook.validating import PodToBind
 MIB = 2**20
 # The event loop records a heartbeat four times a second; without one for this long it hangs.
 HEARTBEAT_TIMEOUT_S = 10.0
+# After a pause this long some call probably got no answer in time, although its connection was not seen to be closed.
+STALL_S = 5.0
 
 
 def admission_config_of(configuration: Configuration) -> AdmissionConfig:
@@ -65,17 +70,21 @@ class Service:
         self._cluster = cluster
         self.decisions = DecisionLog()
         self.owner_events = OwnerEventRecorder(cluster, EventRecorder(cluster, WEBHOOK))
+        self.paths = CallerPaths(is_authenticated=bool(settings.client_ca or settings.api_server_cidrs))
+        self.registration = RegistrationCache(cluster, self.paths.update)
         self.responder = Responder(
             Admission(self.config, self.quota_source),
             self.find_pod,
             ledgers or self.committer,
             self,
             settings.answer_within_s,
+            fails_closed=lambda: self.paths.fails_closed,
         )
         self.asgi_app = AsgiApp(
-            create_app(self.responder, settings.max_body_mib * MIB, self.list_decisions),
+            create_app(self.responder, settings.max_body_mib * MIB, self.list_decisions, self.paths),
             max_body=settings.max_body_mib * MIB,
             body_timeout_s=settings.body_timeout_s,
+            paths=self.paths,
         )
         self.certificates = ServingCertificate(
             Path(settings.certificates),
@@ -88,6 +97,7 @@ class Service:
             self.metrics.registry,
             self.liveness_problems,
             self.readiness_problems,
+            routes={REPORT_PATH: lambda _: ("200 OK", JSON, encode_report(self.paths.report()))},
         )
         self.is_draining = False
         self._last_heartbeat = time.monotonic()
@@ -95,6 +105,7 @@ class Service:
 
     def start(self) -> None:
         # The certificate is not waited for here: probes have to answer while there is none.
+        self.registration.start()
         self.quota_source.start()
         self.committer.start()
         self.owner_events.start()
@@ -105,11 +116,15 @@ class Service:
         self.owner_events.stop()
         self.committer.stop()
         self.quota_source.stop()
+        self.registration.stop()
         self.probes.stop()
 
     def record_heartbeat(self) -> None:
         """Tell the liveness probe that the event loop runs."""
-        self._last_heartbeat = time.monotonic()
+        now = time.monotonic()
+        if now - self._last_heartbeat > STALL_S:
+            self.paths.record_failure()
+        self._last_heartbeat = now
 
     def refresh_certificate(self) -> None:
         """Reload the certificate if it changed, and update the gauges. Reads files, so it runs on a thread."""
@@ -177,4 +192,6 @@ class Service:
             problems.append(f"serving certificate: no valid certificate in {self.settings.certificates}")
         if not self.quota_source.synced:
             problems.append("quotas: not yet listed from the API server")
+        if not self.registration.synced:
+            problems.append("webhook configurations: not yet listed from the API server")
         return problems

@@ -12,20 +12,22 @@ from http import HTTPStatus
 
 from msgspec import Struct
 
-from webhook.responding import ROUTES, HttpReply
+from vcuda.webhook_paths import MUTATE, VALIDATE, parse_path
+from webhook.responding import HttpReply
 
 # Deliberately narrow: no folded lines, no control characters, no space before the colon. A head that two parsers could
 # read differently is the way into request smuggling, so it is left to gunicorn. No two parts of a line match the same
 # character: otherwise the time to reject a head would double with each of its lines.
 HEAD = re.compile(
-    rb"POST (?P<path>/[a-z]+)(?:\?(?P<query>[!-~]*))? HTTP/1\.1\r\n(?P<headers>(?:[A-Za-z-]+:[\t -~]*\r\n)*)\r\n"
+    rb"POST (?P<path>/[a-z]+(?:/[0-9a-f]+)?)(?:\?(?P<query>[!-~]*))? HTTP/1\.1\r\n"
+    rb"(?P<headers>(?:[A-Za-z-]+:[\t -~]*\r\n)*)\r\n"
 )
 FIELD = re.compile(rb"(?P<name>[A-Za-z-]+):(?P<value>[\t -~]*)\r\n")
 CONTENT_LENGTH = re.compile(rb"[0-9]{1,9}")
 HEAD_END = b"\r\n\r\n"
 # An API server's head has about 300 bytes.
 MAX_HEAD_BYTES = 4096
-PREFIXES = tuple(f"POST {path}".encode() for path in ROUTES)
+PREFIXES = tuple(f"POST /{route}".encode() for route in (MUTATE, VALIDATE))
 # Headers that change where the body ends or what happens to the connection afterwards.
 UNSUPPORTED_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade", b"connection", b"te", b"trailer"))
 
@@ -34,6 +36,7 @@ class RequestHead(Struct, frozen=True):
     """The parsed head of a plain request; `length` is its Content-Length."""
 
     route: str
+    secret: str
     query: str
     content_type: str
     length: int
@@ -43,8 +46,8 @@ class RequestHead(Struct, frozen=True):
 def parse_head(head: bytes) -> RequestHead | None:
     """Parse a head, up to and including the empty line; None if the request has to go to gunicorn."""
     match = HEAD.fullmatch(head)
-    route = ROUTES.get(match["path"].decode()) if match else None
-    if match is None or route is None:
+    path = parse_path(match["path"].decode()) if match else None
+    if match is None or path is None:
         return None
     fields: dict[bytes, bytes] = {}
     for field in FIELD.finditer(match["headers"]):
@@ -56,7 +59,7 @@ def parse_head(head: bytes) -> RequestHead | None:
     if b"host" not in fields or not CONTENT_LENGTH.fullmatch(length):
         return None
     content_type = fields.get(b"content-type", b"").decode("latin-1")
-    return RequestHead(route, (match["query"] or b"").decode("latin-1"), content_type, int(length))
+    return RequestHead(*path, (match["query"] or b"").decode("latin-1"), content_type, int(length))
 
 
 def is_prefix_of_request(data: bytes) -> bool:

@@ -11,9 +11,19 @@ from typing import Any
 
 from gunicorn.asgi.protocol import ASGIProtocol
 
+from vcuda.webhook_paths import secret_in
+from webhook.callers import Caller, is_in_networks
 from webhook.responding import Deferred, HttpReply
 from webhook.service import Service
-from webhook.short_path import HEAD_END, MAX_HEAD_BYTES, PREFIXES, encode_reply, is_prefix_of_request, parse_head
+from webhook.short_path import (
+    HEAD_END,
+    MAX_HEAD_BYTES,
+    PREFIXES,
+    RequestHead,
+    encode_reply,
+    is_prefix_of_request,
+    parse_head,
+)
 
 # An API server opens a few dozen; more than this is a client that leaks connections, or an attack on memory.
 MAX_CONNECTIONS = 1000
@@ -35,6 +45,8 @@ class ShortPathConnection(ASGIProtocol):
         self._is_on_gunicorn_path = not self._service.settings.short_path
         self._returns_to_short_path = False
         self._is_receiving = self._is_reply_pending = self._is_lost = False
+        # Of the request that is being received or answered, if it came by an accepted path.
+        self._secret: str | None = None
         # gunicorn asks twice whether a reply closes the connection; see _will_close.
         self._close_decided_for, self._closes_after_reply = None, False
         # The client has this long for its next step: to send a whole request, or to begin the next one.
@@ -43,6 +55,13 @@ class ShortPathConnection(ASGIProtocol):
         self._service.metrics.connections += 1
         super().connection_made(transport)
         if len(self.worker.connections) > MAX_CONNECTIONS:
+            # It may be an API server's, which then tells a user the path of its call.
+            self._service.paths.record_failure()
+            transport.abort()
+            return
+        cidrs = self._service.settings.api_server_cidrs
+        if cidrs and not is_in_networks(address := transport.get_extra_info("peername")[0], cidrs):
+            self.worker.log.warning("connection rejected: %s is not in webhook.apiServerCidrs", address)
             transport.abort()
             return
         names = self._service.settings.client_names
@@ -88,24 +107,35 @@ class ShortPathConnection(ASGIProtocol):
         # A second request behind the first is left to gunicorn, which answers both in order.
         if head is None or head.length > self._service.asgi_app.max_body or len(buffer) > end + head.length:
             return False
-        if len(buffer) < end + head.length:
-            self._request_length = end + head.length
+        is_complete = len(buffer) == end + head.length
+        caller = self._service.paths.identify(head.secret)
+        if caller is Caller.REFUSED:
+            # It may be accepted in a moment, for which the event loop must not wait here.
+            self._hand_over_to_gunicorn(return_after_reply=is_complete)
             return True
+        self._secret = head.secret
+        if is_complete:
+            self._answer(head, bytes(buffer[end:]), caller)
+        else:
+            self._request_length = end + head.length
+        return True
+
+    def _answer(self, head: RequestHead, body: bytes, caller: Caller) -> None:
+        """Answer the request in the buffer, which holds nothing else."""
         reply = self._service.responder.reply_soon(
-            head.route, head.content_type, head.query, bytes(buffer[end:]), self._submit_reply
+            head.route, head.content_type, head.query, body, self._submit_reply, is_known=caller is Caller.KNOWN
         )
         if reply is Deferred.BLOCKING:
             # The API server has to be asked, on one of Flask's threads. The buffer holds exactly one request, so
             # gunicorn's parser is empty after the reply and the connection may return to the short path.
             self._hand_over_to_gunicorn(return_after_reply=True)
-            return True
+            return
         self._buffer, self._request_length = b"", 0
         if isinstance(reply, Deferred):
             self._is_reply_pending = True
             self.worker.pacer.start_request()
         else:
             self._send_reply(reply)
-        return True
 
     def _submit_reply(self, reply: HttpReply) -> None:
         """Pass a deferred reply to the event loop; called on a thread of the ledger committer."""
@@ -121,6 +151,7 @@ class ShortPathConnection(ASGIProtocol):
             self._process_buffer()
 
     def _send_reply(self, reply: HttpReply) -> None:
+        self._secret = None
         is_terminating = self.worker.is_terminating
         self.transport.write(encode_reply(reply, time.time(), close=is_terminating))
         if is_terminating:
@@ -130,6 +161,7 @@ class ShortPathConnection(ASGIProtocol):
     def _hand_over_to_gunicorn(self, *, return_after_reply: bool) -> None:
         """Pass the buffer and all further data to gunicorn, for one request or for the rest of the connection."""
         data, self._buffer, self._request_length = bytes(self._buffer), b"", 0
+        self._secret = None
         self._is_on_gunicorn_path, self._returns_to_short_path = True, return_after_reply
         super().data_received(data)
 
@@ -178,6 +210,11 @@ class ShortPathConnection(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.worker.connections.discard(self)
         self._is_lost = True
+        request = self._current_request
+        secret = self._secret if request is None else secret_in(request.path)
+        if secret is not None:
+            # Closed before the answer, most likely at the API server's timeout.
+            self._service.paths.record_failure(secret)
         super().connection_lost(exc)
 
 

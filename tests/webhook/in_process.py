@@ -14,24 +14,34 @@ from settings.configuration import WebhookSettings
 from tests.running import HOST
 from tests.webhook.reviews import MIB, caller
 from webhook.asgi_app import AsgiApp
+from webhook.callers import CallerPaths
 from webhook.flask_app import create_app
 from webhook.gunicorn_server import GunicornLogger, WebhookWorker
 from webhook.metrics import Metrics
-from webhook.responding import FindPod
+from webhook.responding import FindPod, Responder
 from webhook.short_path_connection import ShortPathConnection
 
 TIMEOUT_S = 10.0
 
 
-def new_worker(find_pod: FindPod = lambda *_: None) -> WebhookWorker:
+def new_worker(
+    find_pod: FindPod = lambda *_: None,
+    *,
+    responder: Responder | None = None,
+    paths: CallerPaths | None = None,
+    settings: WebhookSettings | None = None,
+) -> WebhookWorker:
     """Build a worker as the arbiter does; `find_pod` reads the pods of Bindings."""
-    responder = caller("short")._responder
+    responder, paths = responder or caller("short")._responder, paths or CallerPaths()
     responder._find_pod = find_pod
     service = SimpleNamespace(
-        settings=WebhookSettings(),
+        settings=settings or WebhookSettings(),
         metrics=Metrics(),
         responder=responder,
-        asgi_app=AsgiApp(create_app(responder, 8 * MIB), max_body=8 * MIB, body_timeout_s=5.0),
+        paths=paths,
+        asgi_app=AsgiApp(
+            create_app(responder, 8 * MIB, paths=paths), max_body=8 * MIB, body_timeout_s=5.0, paths=paths
+        ),
         record_heartbeat=lambda: None,
     )
     config = Config()

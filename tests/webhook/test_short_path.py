@@ -18,9 +18,10 @@ PLAIN = (
 
 
 def test_the_request_of_an_api_server_is_plain() -> None:
-    assert parse_head(PLAIN) == RequestHead("mutate", "timeout=10s", "application/json", 12)
-    assert parse_head(PLAIN.replace(b"/mutate?timeout=10s", b"/validate")) == RequestHead(
-        "validate", "", "application/json", 12
+    secret = "a1" * 16
+    assert parse_head(PLAIN) == RequestHead("mutate", "", "timeout=10s", "application/json", 12)
+    assert parse_head(PLAIN.replace(b"/mutate?timeout=10s", b"/validate/" + secret.encode())) == RequestHead(
+        "validate", secret, "", "application/json", 12
     )
     assert all(is_prefix_of_request(PLAIN[:length]) for length in range(len("POST /mutate")))
     assert not is_prefix_of_request(b"POST /x")
@@ -29,6 +30,7 @@ def test_the_request_of_an_api_server_is_plain() -> None:
 
 NOT_PLAIN = {
     "another path": (b"/mutate?", b"/other?"),
+    "a path with something else than a secret": (b"/mutate?", b"/mutate/abc?"),
     "a percent-encoded path": (b"/mutate?", b"/%6dutate?"),
     "another method": (b"POST", b"PUT"),
     "another version of HTTP": (b"HTTP/1.1", b"HTTP/1.0"),

@@ -26,7 +26,11 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 {{- $own := dict "apiVersion" "quotient.dev/v1" "kind" "Configuration" "systemNamespace" .Release.Namespace -}}
 {{- $managed := dict "certificates" (dict "manage" (eq .Values.certificates.mode "self")) -}}
-{{- toYaml (mergeOverwrite (dict) $managed .Values.config $own) -}}
+{{- $callers := dict -}}
+{{- if .Values.webhook.clientCa -}}
+{{- $callers = dict "webhook" (dict "clientCa" (printf "%s/ca.crt" (include "quotient.clientCa" .))) -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite (dict) $managed (deepCopy .Values.config) $callers $own) -}}
 {{- end }}
 
 {{- define "quotient.domain" -}}
@@ -50,6 +54,28 @@ app.kubernetes.io/component: {{ .component }}
 {{- else -}}
 Ignore
 {{- end -}}
+{{- end }}
+
+{{/* The controller writes the path, with a secret, and replaces it often; nothing else may reset it. So it is rendered only
+     in an upgrade, as it is at the moment: Helm deletes what an earlier release of the chart has rendered and this one
+     does not, and versions without secrets rendered it. */}}
+{{- define "quotient.path" -}}
+{{- $live := lookup "admissionregistration.k8s.io/v1" . "" "quotient" -}}
+{{- if and $live $live.webhooks -}}
+{{- with dig "clientConfig" "service" "path" "" (index $live.webhooks 0) -}}
+path: {{ . }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Where the CA of API servers' client certificates is mounted. */}}
+{{- define "quotient.clientCa" -}}
+/etc/quotient/client-ca
+{{- end }}
+
+{{/* The addresses of the API servers for the NetworkPolicy. */}}
+{{- define "quotient.apiServerCidrs" -}}
+{{- toYaml (.Values.networkPolicy.apiServerCidrs | default (dig "webhook" "apiServerCidrs" list .Values.config)) -}}
 {{- end }}
 
 {{- define "quotient.registrationAnnotations" -}}
