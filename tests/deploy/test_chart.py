@@ -16,7 +16,8 @@ from scheduler.metrics import GAUGE_HELP
 from settings.configuration import Configuration, MonitorSettings, WebhookSettings
 from settings.loading import load
 from tests.deploy.permissions import EVERYWHERE, OWN_NAMESPACE, documented_permissions, permissions_of
-from vcuda.names import MONITOR_SECRET, MONITOR_SERVICE
+from vcuda.decoding import convert
+from vcuda.names import MONITOR_SECRET, MONITOR_SERVICE, SECRET_PATHS_ANNOTATION
 from vcuda.vocabulary import VocabularyOptions
 from webhook.registration import registration
 from webhook.service import admission_config_of
@@ -56,7 +57,7 @@ def test_the_manifests_are_up_to_date() -> None:
     ids=["defaults", "domain and namespace", "nvidia.com/gpu", "HAMi and binders"],
 )
 def test_the_chart_registers_the_webhook_as_the_code_does(configuration: Configuration) -> None:
-    """Except for the metadata, and failurePolicy, which the controller changes to Fail later."""
+    """Except for the metadata, for failurePolicy, which the controller changes to Fail later, and the path."""
     config = {
         "domain": configuration.domain,
         "vocabularies": {"nvidiaGpu": configuration.vocabularies.nvidia_gpu, "hami": configuration.vocabularies.hami},
@@ -70,6 +71,7 @@ def test_the_chart_registers_the_webhook_as_the_code_does(configuration: Configu
             assert hook.pop("failurePolicy") == "Ignore"
         for hook in expected.get("webhooks", ()):
             assert hook.pop("failurePolicy") == "Fail"
+            del hook["clientConfig"]["service"]["path"]
         assert {key: actual[key] for key in actual if key != "metadata"} == {
             key: expected[key] for key in expected if key != "metadata"
         }
@@ -287,6 +289,61 @@ def test_the_permissions_of_the_scheduler_are_documented() -> None:
         ("RoleBinding", "kube-system", "extension-apiserver-authentication-reader"),
         ("RoleBinding", SYSTEM, "quotient-scheduler"),
     }
+
+
+def test_no_path_of_the_webhook_is_rendered() -> None:
+    """The controller writes it, with a secret: neither an upgrade nor GitOps may reset it."""
+    rendered = objects()
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        for hook in one(rendered, kind, "quotient")["webhooks"]:
+            service = {"namespace": SYSTEM, "name": "quotient-webhook", "port": 443}
+            assert hook["clientConfig"] == {"service": service}
+    deployment = one(rendered, "Deployment", "quotient-webhook")
+    for metadata in (deployment["metadata"], deployment["spec"]["template"]["metadata"]):
+        assert metadata["annotations"][SECRET_PATHS_ANNOTATION] == "true"
+
+
+def test_callers_can_be_limited_to_api_servers_by_address() -> None:
+    """One setting for the webhook and for its NetworkPolicy, which may have another one."""
+    value = 'config={"webhook": {"apiServerCidrs": ["10.0.0.0/28"]}}'
+    for more, cidr in (((), "10.0.0.0/28"), (('networkPolicy.apiServerCidrs=["10.1.0.0/28"]',), "10.1.0.0/28")):
+        rendered = objects(value, *more)
+        ingress = one(rendered, "NetworkPolicy", "quotient-webhook")["spec"]["ingress"]
+        controller = {"podSelector": {"matchLabels": selector_of("controller")}}
+        assert ingress[0] == {"ports": [{"port": "https"}], "from": [{"ipBlock": {"cidr": cidr}}, controller]}
+        assert configuration_in(rendered).webhook.api_server_cidrs == ("10.0.0.0/28",)
+
+
+def test_the_controller_reaches_the_operations_port_of_the_webhook() -> None:
+    """Else no replica could say which paths it accepts."""
+    where = {"matchLabels": {"team": "monitoring"}}
+    rendered = objects(f"networkPolicy.metricsFrom=[{json.dumps(where)}]")
+    ingress = one(rendered, "NetworkPolicy", "quotient-webhook")["spec"]["ingress"][1]
+    controller = {"podSelector": {"matchLabels": selector_of("controller")}}
+    assert ingress == {"ports": [{"port": "ops"}], "from": [controller, {"namespaceSelector": where}]}
+
+
+def test_callers_can_be_authenticated_by_client_certificates() -> None:
+    authority = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"
+    rendered = objects(
+        f"webhook.clientCa={json.dumps(authority)}", 'config={"webhook": {"clientNames": ["apiserver"]}}'
+    )
+    webhook = configuration_in(rendered).webhook
+    assert (webhook.client_ca, webhook.client_names) == ("/etc/quotient/client-ca/ca.crt", ("apiserver",))
+    assert one(rendered, "ConfigMap", "quotient-client-ca")["data"] == {"ca.crt": f"{authority}\n"}
+    spec = one(rendered, "Deployment", "quotient-webhook")["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert mounts["client-ca"] == "/etc/quotient/client-ca"
+    assert {"name": "client-ca", "configMap": {"name": "quotient-client-ca"}} in spec["volumes"]
+
+
+def configuration_in(rendered: list[Obj]) -> Configuration:
+    text = one(rendered, "ConfigMap", "quotient")["data"]["configuration.yaml"]
+    return convert(yaml.safe_load(text), Configuration)
+
+
+def selector_of(component: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "quotient", "app.kubernetes.io/component": component}
 
 
 def test_only_the_scheduler_s_operations_port_is_reachable() -> None:

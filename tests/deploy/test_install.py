@@ -1,12 +1,14 @@
 """Quotient installed by its chart on a real cluster, from installation to removal, while pods are being created."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,6 +200,96 @@ def marks_on_node(real: RealCluster) -> set[str]:
     metadata = json.loads(real.kubectl("get", "node", NODE_NAME, "-ojson"))["metadata"]
     present = {*metadata["annotations"], *metadata["labels"]}
     return present & {NAMES.inventory, NAMES.cordon, NAMES.model_label}
+
+
+def test_no_pod_is_held_up_while_the_secret_in_the_path_comes_and_goes(real: RealCluster, tmp_path: Path) -> None:
+    """Upgrade from a version without secrets, replace the secret, lose the controller and the path, and roll back."""
+    small = ('webhook={"replicas": 2}', 'controller={"replicas": 1}', *AUDIT_MODE)
+    config = {"certificates": {"settleS": 2}, "webhook": {"drainS": 3, "pathRotationS": 60}, "mode": "enforce"}
+    values = (*VALUES, *small, "scheduler.enabled=false", f"config={json.dumps(config)}")
+    upgrade = ("upgrade", "quotient", "--wait", "--timeout", "3m")
+    run_helm(real, "install", "quotient", str(chart_without_secrets(tmp_path)), "--create-namespace", values=values)
+    eventually(lambda: is_armed(real), "the webhooks to be armed", 120)
+    with PodCreation(real) as creation:
+        creation.wait_for_more()
+        assert registered_paths(real) == ["/mutate", "/validate"]
+
+        run_helm(real, *upgrade, str(CHART), values=values)
+        eventually(lambda: has_secret(registered_paths(real)), "a secret in the path", 60)
+        first = registered_paths(real)
+        assert is_armed(real), "the upgrade changed failurePolicy"
+        run_helm(real, *upgrade, str(CHART), values=(*values, 'config.log.level="debug"'))
+        eventually(lambda: registered_paths(real) != first, "another secret", 120)
+        assert has_secret(registered_paths(real))
+        creation.wait_for_more()
+
+        # Replicas that start while no controller runs learn the path from the API server.
+        real.kubectl("scale", "deployment", "quotient-controller", "-n", SYSTEM, "--replicas=0")
+        eventually(lambda: not pods_of(real, "controller"), "the controller to be gone", 60)
+        second, before = registered_paths(real), pods_of(real, "webhook")
+        real.kubectl("rollout", "restart", "deployment", "quotient-webhook", "-n", SYSTEM)
+        eventually(lambda: not before & pods_of(real, "webhook"), "other replicas", 120)
+        creation.wait_for_more()
+        assert registered_paths(real) == second
+
+        # An older path, as a rollback to an earlier release of this version writes it.
+        write_paths(real, first)
+        creation.wait_for_more()
+        real.kubectl("scale", "deployment", "quotient-controller", "-n", SYSTEM, "--replicas=1")
+        eventually(lambda: registered_paths(real) not in (first, second), "another secret", 60)
+        assert has_secret(registered_paths(real))
+        creation.wait_for_more()
+        assert not creation.errors
+
+        run_helm(real, "rollback", "quotient", "1", "--wait", "--timeout", "3m")
+        eventually(lambda: is_armed(real), "the webhooks to be armed again", 60)
+        assert registered_paths(real) == ["/mutate", "/validate"]
+        creation.wait_for_more()
+        text = logs(real)
+        assert "webhook_path_step" in text
+        assert not any(path.rpartition("/")[2] in text for path in (*first, *second)), "a secret was logged"
+        run_helm(real, "uninstall", "quotient", "--wait")
+        eventually(lambda: not left_behind(real), "all objects to be deleted", 90)
+    assert not creation.errors
+
+
+def chart_without_secrets(folder: Path) -> Path:
+    """Return the chart as it was before there were secrets in paths: it renders plain ones, and marks no replica."""
+    chart = Path(shutil.copytree(CHART, folder / "chart"))
+    template = chart / "templates" / "registration.yaml"
+    text = template.read_text()
+    for kind, path in (("MutatingWebhookConfiguration", "/mutate"), ("ValidatingWebhookConfiguration", "/validate")):
+        text = text.replace('{{- include "quotient.path" "' + kind + '" | nindent 6 }}', f"path: {path}")
+    assert text.count("path: /") > 5
+    template.write_text(text)
+    template = chart / "templates" / "webhook.yaml"
+    lines = template.read_text().splitlines()
+    template.write_text("\n".join(line for line in lines if "quotient.dev/secret-paths" not in line))
+    return chart
+
+
+def registered_paths(real: RealCluster) -> list[str]:
+    """Return the path of the mutating and of the validating webhooks."""
+    paths = []
+    for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
+        shown = real.kubectl("get", kind, "quotient", "-o=jsonpath={.webhooks[*].clientConfig.service.path}").split()
+        (path,) = set(shown)
+        paths.append(path)
+    return paths
+
+
+def has_secret(paths: list[str]) -> bool:
+    """Whether both paths have a secret, and the same one."""
+    mutate, validate = paths
+    return mutate.startswith("/mutate/") and validate == mutate.replace("/mutate/", "/validate/")
+
+
+def write_paths(real: RealCluster, paths: list[str]) -> None:
+    for kind, path in zip(("mutating", "validating"), paths, strict=True):
+        configuration = json.loads(real.kubectl("get", f"{kind}webhookconfiguration", "quotient", "-o", "json"))
+        for hook in configuration["webhooks"]:
+            hook["clientConfig"]["service"]["path"] = path
+        real.kubectl("replace", "-f-", stdin=json.dumps(configuration))
 
 
 def remove_ca_bundles(real: RealCluster) -> None:

@@ -113,6 +113,10 @@ INVALID_FILES = {
         HEAD + "webhook: {clientNames: [kube-apiserver]}\n",
         "quotient.yaml: webhook.clientNames: needs webhook.clientCa",
     ),
+    "addresses that are no network": (
+        HEAD + "webhook: {apiServerCidrs: [10.0.0.0/28, 10.0.0.0/33]}\n",
+        "webhook.apiServerCidrs[1]: must be addresses in CIDR notation, such as 10.0.0.0/28",
+    ),
     "a maximum below the initial value": (
         HEAD + "scheduler: {initialBackoffS: 5, maxBackoffS: 2}\n",
         "scheduler.maxBackoffS: 2: must be at least initialBackoffS, 5",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.in_memory_ledgers import InMemoryLedgers
 from tests.webhook.pods import CORE, gpu, pod
 from tests.webhook.reviews import Answer, Caller, MakeCaller, caller, review
 from vcuda.catalogue import CardModel
@@ -100,6 +101,40 @@ def test_unknown_quotas_are_neither_allowed_nor_denied(api: Caller, route: str) 
     reply = api.send(route, body())
     assert reply.status == 503
     assert reply.body == b"cannot decide now: quotas are not yet known\n"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_user_is_told_why_there_is_no_decision_if_that_is_a_refusal_anyway(api: Caller, route: str) -> None:
+    """With failurePolicy Fail the API server would say only that the call failed."""
+    api._responder.admission.quota_source = FailingQuotaSource(Unavailable("quotas are not yet known"))
+    api._responder._fails_closed = lambda: True
+    answer = api.ask(route, review(pod(gpu())))
+    assert not answer.allowed
+    status = answer.response["status"]
+    assert (status["code"], status["reason"]) == (503, "ServiceUnavailable")
+    assert status["message"] == "cannot decide now: quotas are not yet known; try again"
+    assert status["details"] == {"retryAfterSeconds": 5}
+    failures = api.metrics.registry.get_sample_value(
+        "quotient_admission_failures_total", {"route": route, "cause": "unavailable"}
+    )
+    assert failures == 1
+
+
+@pytest.mark.parametrize("failure", [Unavailable("the API server does not answer"), ZeroDivisionError("bug")])
+def test_a_failed_charge_is_refused_only_where_no_answer_is_a_refusal(api: Caller, failure: Exception) -> None:
+    """A bug is never turned into a decision."""
+
+    class FailingLedgers(InMemoryLedgers):
+        def apply(self, *_: Any, **__: Any) -> Any:
+            raise failure
+
+    api._responder._ledgers = FailingLedgers(lambda _: ())
+    created = api.mutate(pod(gpu())).patched()
+    assert api.validate(created).status == (503 if isinstance(failure, Unavailable) else 500)
+    api._responder._fails_closed = lambda: True
+    answer = api.validate(created)
+    assert answer.status == (200 if isinstance(failure, Unavailable) else 500)
+    assert answer.message == ("cannot decide now: the API server does not answer; try again" if answer.response else "")
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -7,6 +7,7 @@ import ssl
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.webhook.pods import gpu, pod
 from tests.webhook.reviews import review
 from tests.webhook.running import Authority, RunningWebhook
 from tests.webhook.service import Service
+from vcuda.webhook_paths import PLAIN, decode_report, digest_of
 
 BODY = json.dumps(review(pod(gpu()))).encode()
 SHORT_TIMEOUTS = ("webhook.handshakeTimeoutS=1", "webhook.bodyTimeoutS=1", "webhook.keepAliveS=2.5")
@@ -327,6 +329,27 @@ def test_callers_need_a_client_certificate_if_configured(start: Start, authority
     new_clients.cert_pem.write_to_path(str(client_ca))
     eventually(lambda: call(new_clients, "kube-apiserver") == 200, "the new CA to be trusted")
     assert call(clients, "kube-apiserver") == 0, "the old CA is still trusted"
+
+
+def test_only_addresses_of_api_servers_are_served_if_configured(start: Start, authority: Authority) -> None:
+    """The handshake may succeed: the controller makes one to see which certificate is served."""
+    for cidrs, expected in (('["10.0.0.0/28", "::/0"]', 0), ('["10.0.0.0/28", "127.0.0.0/8"]', 200)):
+        webhook = start(f"webhook.apiServerCidrs={cidrs}")
+        status = 0
+        with suppress(OSError), connect_tls(webhook.port, authority.client_context()) as connection:
+            connection.sendall(request(BODY))
+            status = read_answer(connection)[0]
+        assert status == expected
+        assert webhook.ops("/readyz")[0] == 200
+
+
+def test_a_replica_reports_which_paths_it_accepts(start: Start) -> None:
+    """On its operations port, by digest; here the plain ones, because nothing is registered."""
+    status, body = start().ops("/paths")
+    report = decode_report(body.encode())
+    assert status == 200
+    assert report is not None
+    assert (report.accepted, report.failed) == ((digest_of(PLAIN),), ())
 
 
 def test_tls_before_1_2_and_plain_http_are_rejected(start: Start, authority: Authority) -> None:
