@@ -120,7 +120,7 @@ def check_versions(cluster: Any, _: Configuration) -> Iterator[CheckResult]:  # 
 
 
 def check_webhook_configurations(cluster: Any, configuration: Configuration) -> Iterator[CheckResult]:  # noqa: ANN401
-    from controller.webhook_configurations import WEBHOOK_KINDS, WebhookConfigurations  # noqa: PLC0415
+    from controller.webhook_configurations import WEBHOOK_KINDS, WebhookConfigurations, secret_of  # noqa: PLC0415
 
     check = "webhook configurations"
     configurations = WebhookConfigurations(cluster, configuration.system_namespace)
@@ -142,6 +142,9 @@ def check_webhook_configurations(cluster: Any, configuration: Configuration) -> 
         elif policies - {"Fail"}:
             remedy = "the controller sets Fail as soon as the webhook answers: see its log"
             yield CheckResult(WARNING, check, f"{kind.name}: failurePolicy is Ignore", remedy)
+        elif not all(map(secret_of, configurations.own_webhooks(existing[kind]))):
+            remedy = "the controller writes one as soon as all replicas accept it: see `webhook_path_step` in its log"
+            yield CheckResult(WARNING, check, f"{kind.name}: the webhook's path has no secret", remedy)
         else:
             yield CheckResult(OK, check, f"{kind.name}: failurePolicy is Fail")
 

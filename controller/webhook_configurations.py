@@ -121,7 +121,7 @@ class WebhookConfigurations:
         configurations = [each for each in self.read().values() if self.own_webhooks(each)]
         hooks = [hook for each in configurations for hook in self.own_webhooks(each)]
         records = [decode_record(each.metadata.annotations.get(PATHS_ANNOTATION, "")) for each in configurations]
-        return [secret_in(hook.client_config.service.path) for hook in hooks], records
+        return [secret_of(hook) for hook in hooks], records
 
     def set_paths(self, secret: str, record: PathRecord) -> None:
         """Write the paths with a secret, and the record, in one write for each configuration."""
@@ -200,6 +200,11 @@ def has_fields(hook: RegisteredWebhook, fields: Mapping[str, Any]) -> bool:
 def namespace_uid(configuration: WebhookConfiguration) -> str:
     """Return the uid of the namespace that owns a configuration; empty if none does."""
     return next((owner.uid for owner in configuration.metadata.owner_references if owner.kind == "Namespace"), "")
+
+
+def secret_of(hook: RegisteredWebhook) -> str | None:
+    """Return the secret in a webhook's path, empty for a plain path; None for another path."""
+    return secret_in(hook.client_config.service.path)
 
 
 def bundle_of(hook: RegisteredWebhook) -> bytes:

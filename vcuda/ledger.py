@@ -38,7 +38,7 @@ from vcuda.quota_refusals import (
     ledger_rebuilding,
 )
 from vcuda.quota_usage import Charge, Holder, QuotaUsage, Reserved, model_by_name, usage_of_charges
-from vcuda.unconfirmed import Unconfirmed, add_expired, unconfirmed_excess
+from vcuda.unconfirmed import Unconfirmed, add_expired, subtract_confirmed, unconfirmed_excess
 
 VERSION = 1
 UID_BYTES = 16
@@ -198,6 +198,8 @@ class Ledger:
 
     def put(self, pod: PodKey, charge: Charge, since: int | None) -> None:
         """Set the entry of a pod without checking it against the quotas; `since` is None if it is used."""
+        if since is None and self._is_new_reservation(pod):
+            self.unconfirmed = subtract_confirmed(self.unconfirmed, self.charge(pod))
         self._delete(pod)
         entry = charge, since
         self._entries[pod] = entry
@@ -213,12 +215,13 @@ class Ledger:
 
     def expire(self, pod: PodKey, now_s: int) -> None:
         """Release a pod that is not there. If it was never seen, that is recorded."""
-        if (entry := self._entries.get(pod)) is None:
-            return
-        charge, since = entry
-        if since is not None and charge.moved_from is None:
-            self.unconfirmed = add_expired(self.unconfirmed, charge, now_s)
+        if self._is_new_reservation(pod):
+            self.unconfirmed = add_expired(self.unconfirmed, self.charge(pod), now_s)
         self.release(pod)
+
+    def _is_new_reservation(self, pod: PodKey) -> bool:
+        charge, since = self._entries.get(pod, (None, None))
+        return charge is not None and since is not None and charge.moved_from is None
 
     def set_quotas(self, quotas: Iterable[Quota], at: int, versions: Mapping[str, int] | None = None) -> None:
         """Replace the quotas. `versions` are their resource versions, and `at` the one up to which all are known."""

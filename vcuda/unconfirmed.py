@@ -3,8 +3,9 @@
 A review that an API server sends is followed by its pod within a second, or by none if a later check refuses the pod. A
 forged review never is. So what expires unconfirmed is added up for WINDOW_S, and an unknown caller may reserve only
 what a limit leaves beside that and beside what is reserved at the moment: forged reviews can take a quota once in a
-window instead of all the time. Pods that appear are in neither sum, so a burst of real pods is not held up. Known
-callers have no such limit: else forged reviews could use it up for them.
+window instead of all the time. Pods that appear are in neither sum, and take their amounts off what expired, so real
+pods are not held up because some of them failed. Known callers have no such limit: else forged reviews could use it up
+for them.
 """
 
 from collections.abc import Mapping
@@ -62,6 +63,19 @@ def add_expired(unconfirmed: Unconfirmed | None, charge: Charge, now_s: int) -> 
     before = models.get(name, ExpiredAmounts(0, 0, 0))
     models[name] = ExpiredAmounts(before.cores + charge.cores, before.memory_mib + charge.memory_mib, before.pods + 1)
     return Unconfirmed(since, models)
+
+
+def subtract_confirmed(unconfirmed: Unconfirmed | None, charge: Charge) -> Unconfirmed | None:
+    """Take a pod that has appeared off what expired of its model."""
+    if unconfirmed is None or (before := unconfirmed.models.get(charge.model)) is None:
+        return unconfirmed
+    left = ExpiredAmounts(
+        max(0, before.cores - charge.cores), max(0, before.memory_mib - charge.memory_mib), max(0, before.pods - 1)
+    )
+    models = {name: each for name, each in unconfirmed.models.items() if name != charge.model}
+    if left.amounts:
+        models[charge.model] = left
+    return Unconfirmed(unconfirmed.since, models) if models else None
 
 
 def unconfirmed_excess(

@@ -64,6 +64,11 @@ class RegisteredPaths(Struct, frozen=True):
         # Nothing is registered in a test, and before a first installation is complete.
         return self.registered | self.expected or frozenset((digest_of(PLAIN),))
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All digests, also those of former secrets that may be retired."""
+        return tuple(sorted(self.accepted | self.former.keys()))
+
 
 def registered_paths(configurations: Iterable[WebhookConfiguration]) -> RegisteredPaths:
     """Return what webhook configurations say about the webhook's paths."""
@@ -107,15 +112,15 @@ class CallerPaths:
         # Guards what follows: the event loop, Flask's threads and an informer use it.
         self._lock = threading.Lock()
         self._paths = RegisteredPaths()
+        self._known = self._paths.known
         self._last_used: dict[str, float] = {}
         self._failed: set[str] = set()
 
     def update(self, paths: RegisteredPaths) -> None:
         with self._lock:
-            self._paths = paths
-            known = paths.accepted | paths.former.keys()
-            self._last_used = {digest: at for digest, at in self._last_used.items() if digest in known}
-            self._failed &= known
+            self._paths, self._known = paths, paths.known
+            self._last_used = {digest: at for digest, at in self._last_used.items() if digest in paths.known}
+            self._failed.intersection_update(paths.known)
 
     @property
     def fails_closed(self) -> bool:
@@ -126,7 +131,7 @@ class CallerPaths:
         """Return how far the caller who came by this secret is trusted, and count that as a use of the secret."""
         digest, now = digest_of(secret), self._now()
         with self._lock:
-            known = matching(digest, self._paths.accepted | self._paths.former.keys())
+            known = matching(digest, self._known)
             if not known or not self._is_usable(known, now):
                 return Caller.REFUSED
             self._last_used[known] = now
@@ -151,8 +156,7 @@ class CallerPaths:
     def report(self) -> PathReport:
         now = self._now()
         with self._lock:
-            known = self._paths.accepted | self._paths.former.keys()
-            accepted = tuple(sorted(digest for digest in known if self._is_usable(digest, now)))
+            accepted = tuple(digest for digest in self._known if self._is_usable(digest, now))
             return PathReport(self._instance, accepted, tuple(sorted(self._failed)))
 
 

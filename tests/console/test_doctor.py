@@ -26,6 +26,7 @@ from console.check_results import OK
 from console.doctor import CHECKS, run_check
 from console.main import main
 from console.scheduling_checks import compare_versions, image_tag
+from controller.webhook_configurations import WEBHOOK_KINDS
 from ledger.ledger_store import LedgerStore
 from settings.configuration import Configuration, SchedulerSettings
 from vcuda.inventory import Gpu, encode_inventory
@@ -101,6 +102,12 @@ def found(check: str, cluster: InMemoryCluster, configuration: Configuration = E
     return [(each.level, each.message) for each in problems]
 
 
+def webhook_configurations(path: str) -> list[Made]:
+    service = {"namespace": SYSTEM, "name": WEBHOOK, "path": path}
+    hook = {"name": "a.b.c", "clientConfig": {"service": service}, "failurePolicy": "Fail"}
+    return [(kind, {"metadata": {"name": "quotient"}, "webhooks": [hook]}) for kind in WEBHOOK_KINDS]
+
+
 PROBLEMS: dict[str, tuple[str, list[Made], list[tuple[str, str]]]] = {
     "a scheduler without a ready replica is an error": (
         "quotient's pods",
@@ -110,6 +117,15 @@ PROBLEMS: dict[str, tuple[str, list[Made], list[tuple[str, str]]]] = {
             ("error", "quotient-scheduler: 0 of 2 ready"),
         ],
     ),
+    "a path without a secret is known to everybody": (
+        "webhook configurations",
+        webhook_configurations("/mutate"),
+        [
+            ("warning", f"{kind}WebhookConfiguration: the webhook's path has no secret")
+            for kind in ("Mutating", "Validating")
+        ],
+    ),
+    "a path with a secret is fine": ("webhook configurations", webhook_configurations(f"/mutate/{'a' * 32}"), []),
     "a Lease that does not exist means that no scheduler leads": (
         "scheduler lease",
         [],

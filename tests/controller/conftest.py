@@ -102,7 +102,9 @@ def quotient(
     real = shared_clusters.get(node=False)
     authority = Authority(tmp_path_factory.mktemp("quota") / "tls")
     folder = authority.folder.parent
-    with run_controller(real, folder) as controller, RunningWebhook(authority, real.kubeconfig) as webhook:
+    # Refusals name workloads to API servers only.
+    known = 'webhook.apiServerCidrs=["127.0.0.0/8"]'
+    with run_controller(real, folder) as controller, RunningWebhook(authority, real.kubeconfig, known) as webhook:
         try:
             register(real, Configuration(), webhook.port, authority)
             yield QuotientCluster(real, webhook, controller)
