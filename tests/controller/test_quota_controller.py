@@ -2,6 +2,7 @@
 
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,7 @@ from vcuda.names import (
 )
 from vcuda.quota_usage import Charge
 from vcuda.strict_yaml import parse_documents
+from vcuda.unconfirmed import ExpiredAmounts
 
 TEAM, SYSTEM = "team", "quotient-system"
 NAMES = Names()
@@ -489,3 +491,23 @@ def test_a_moved_charge_is_reverted_if_the_pod_is_not_bound_in_time(
         assert world.taken("T4") == 50
         world.cluster.bind("p", TEAM, "b", uid=uid, annotations={})
         eventually(lambda: (world.taken("A100"), world.taken("T4")) == (10, 50), "the charge of the node")
+
+
+def test_what_expires_unconfirmed_is_recorded_in_the_ledger(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it limits callers of the webhook that may not be API servers. A pod that has ended is not recorded."""
+    monkeypatch.setattr(accounting, "RESERVATION_S", 1)
+    world.quota("types: {A100: {cores: 100}}")
+    world.start()
+    world.pod("ended", 40, models="A100")
+    eventually(lambda: world.taken("A100") == 40)
+    store = LedgerStore(world.cluster, SYSTEM)
+    stored = store.read(TEAM)
+    assert stored is not None
+    ledger = stored.ledger.copy()
+    ledger.reserve(pack_uid(str(uuid.uuid4())), Charge("A100", 50, 256), int(time.time()))
+    store.write(stored, ledger)
+    world.cluster.delete(PODS, "ended", TEAM, grace_s=0)
+    eventually(lambda: world.taken("A100") == 0, "the reservation to expire")
+    unconfirmed = world.ledger().unconfirmed
+    assert unconfirmed is not None
+    assert unconfirmed.models == {"A100": ExpiredAmounts(cores=50, memory_mib=256, pods=1)}
