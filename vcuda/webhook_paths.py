@@ -10,6 +10,7 @@ The plain paths `/mutate` and `/validate` are those of the empty secret.
 import hashlib
 import re
 from collections.abc import Collection
+from functools import lru_cache
 
 import msgspec
 from msgspec import Struct
@@ -75,6 +76,7 @@ def secret_in(path: str) -> str | None:
     return parsed[1] if parsed else None
 
 
+@lru_cache(maxsize=64)  # every call of an API server comes by the same secret
 def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 

@@ -112,13 +112,14 @@ class CallerPaths:
         # Guards what follows: the event loop, Flask's threads and an informer use it.
         self._lock = threading.Lock()
         self._paths = RegisteredPaths()
-        self._known = self._paths.known
+        # Computed once, not for each call.
+        self._accepted, self._known = self._paths.accepted, self._paths.known
         self._last_used: dict[str, float] = {}
         self._failed: set[str] = set()
 
     def update(self, paths: RegisteredPaths) -> None:
         with self._lock:
-            self._paths, self._known = paths, paths.known
+            self._paths, self._accepted, self._known = paths, paths.accepted, paths.known
             self._last_used = {digest: at for digest, at in self._last_used.items() if digest in paths.known}
             self._failed.intersection_update(paths.known)
 
@@ -140,7 +141,7 @@ class CallerPaths:
             return Caller.ANONYMOUS
 
     def _is_usable(self, digest: str, now: float) -> bool:
-        if digest in self._paths.accepted:
+        if digest in self._accepted:
             return True
         return not is_retired(self._paths.former[digest], self._last_used.get(digest, 0.0), now)
 

@@ -56,15 +56,21 @@ Ignore
 {{- end -}}
 {{- end }}
 
-{{/* The controller writes the path, with a secret, and replaces it often; nothing else may reset it. So it is rendered only
-     in an upgrade, as it is at the moment: Helm deletes what an earlier release of the chart has rendered and this one
-     does not, and versions without secrets rendered it. */}}
-{{- define "quotient.path" -}}
-{{- $live := lookup "admissionregistration.k8s.io/v1" . "" "quotient" -}}
-{{- if and $live $live.webhooks -}}
-{{- with dig "clientConfig" "service" "path" "" (index $live.webhooks 0) -}}
-path: {{ . }}
+{{/* The path of a live webhook configuration, if this release has to render it. The controller writes the path, with a
+     secret, and replaces it often; nothing else may reset it, so it is not rendered. But versions without secrets rendered
+     a plain one, and Helm deletes what an earlier release has rendered and a later one does not: after an upgrade from
+     such a version, all releases render what is live at the moment. The annotation tells them. */}}
+{{- define "quotient.keptPath" -}}
+{{- $live := lookup "admissionregistration.k8s.io/v1" . "" "quotient" | default dict -}}
+{{- $path := dig "clientConfig" "service" "path" "" (first ($live.webhooks | default list) | default dict) -}}
+{{- if or (has $path (list "/mutate" "/validate")) (dig "metadata" "annotations" "quotient.dev/path-rendered" "" $live) -}}
+{{- $path -}}
 {{- end -}}
+{{- end }}
+
+{{- define "quotient.path" -}}
+{{- with include "quotient.keptPath" . -}}
+path: {{ . }}
 {{- end -}}
 {{- end }}
 
@@ -82,6 +88,9 @@ path: {{ . }}
 {{- $live := lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" "quotient" }}
 {{- /* `quotient disarm` outlasts an upgrade, until `quotient arm`. */}}
 quotient.dev/arm: {{ if eq (dig "metadata" "annotations" "quotient.dev/arm" "" ($live | default dict)) "never" }}never{{ else }}{{ .Values.webhook.arm }}{{ end }}
+{{- if include "quotient.keptPath" "MutatingWebhookConfiguration" }}
+quotient.dev/path-rendered: "true"
+{{- end }}
 {{- if eq .Values.certificates.mode "cert-manager" }}
 cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/quotient-webhook
 {{- end }}
