@@ -1,11 +1,11 @@
 """Reservations that no pod ever confirmed, and how much of a quota callers may reserve who are not known.
 
 A review that an API server sends is followed by its pod within a second, or by none if a later check refuses the pod. A
-forged review never is. So what expires unconfirmed is added up for WINDOW_S, and an unknown caller may reserve only
-what a limit leaves beside that and beside what is reserved at the moment: forged reviews can take a quota once in a
-window instead of all the time. Pods that appear are in neither sum, and take their amounts off what expired, so real
-pods are not held up because some of them failed. Known callers have no such limit: else forged reviews could use it up
-for them.
+forged review never is. So what expires unconfirmed is added up for WINDOW_S, and together with that and with what is
+reserved at the moment an unknown caller may reserve TIMES a limit: forged reviews can take a quota a few times in a
+window instead of all the time, and a create that failed holds up no other one after its reservation. Pods that appear
+are in neither sum, and take their amounts off what expired, so real pods are not held up because some of them failed.
+Known callers have no such limit: else forged reviews could use it up for them.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from vcuda.quota_refusals import UnconfirmedSums, too_many_unconfirmed
 from vcuda.quota_usage import ANY, Charge, QuotaUsage, model_by_name
 
 WINDOW_S = 600
+TIMES = 3
 # Pods without a limit could fill the ledger itself, which holds some 30,000. A burst of a large Deployment fits.
 MAX_PODS = 2000
 # Models are named by users; those beyond count as no model, against the limits of all types together.
@@ -95,15 +96,15 @@ def unconfirmed_excess(
         expired += usage.amounts_by_limit(model_by_name(name), each.amounts)
     model = model_by_name(charge.model)
     asked = usage.amounts_by_limit(model, charge.amounts)
-    short = usage.hard.short(usage.reserved + expired, asked)
+    total = usage.reserved + expired + asked
     # Where nothing expired, the quota itself is the limit, which is checked elsewhere.
     return tuple(
         too_many_unconfirmed(
             f"{key[0]}: types.{key[1]}.{dimension}",
             dimension,
             asked[key],
-            UnconfirmedSums(usage.reserved[key], expired[key], usage.hard[key], WINDOW_S),
+            UnconfirmedSums(usage.reserved[key], expired[key], TIMES * usage.hard[key], WINDOW_S),
         )
         for key, dimension in usage.limits_of(model)
-        if expired[key] and short[key]
+        if expired[key] and total[key] > TIMES * usage.hard[key]
     )

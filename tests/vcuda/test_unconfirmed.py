@@ -21,7 +21,7 @@ from vcuda.ledger import (
 from vcuda.namespace_policy import Mode
 from vcuda.pod_options import PodOptions
 from vcuda.quota_usage import Charge, Holder
-from vcuda.unconfirmed import MAX_MODELS, MAX_PODS, WINDOW_S, add_expired
+from vcuda.unconfirmed import MAX_MODELS, MAX_PODS, TIMES, WINDOW_S, add_expired
 
 NOW = 1_000_000
 
@@ -51,15 +51,15 @@ def forge(ledger: Ledger, cores: int, now_s: int = NOW) -> None:
 
 
 def test_forged_reviews_cannot_take_a_quota_again_and_again() -> None:
-    """Once in a window, and then nothing until it is over; callers who are known are not held up."""
+    """A few times in a window, and then nothing until it is over; callers who are known are not held up."""
     ledger = open_ledger()
-    for _ in range(4):
+    for _ in range(4 * TIMES):
         forge(ledger, 100)
     (reason,) = charge(ledger, pod(), 100).reasons
     assert reason.code is Code.TOO_MANY_UNCONFIRMED
-    assert reason.numbers == {"asked": 100, "reserved": 0, "expired": 400, "hard": 400}
+    assert reason.numbers == {"asked": 100, "reserved": 0, "expired": 1200, "hard": 1200}
     assert reason.message.startswith(
-        "400 cores (100 = one GPU) were reserved in the last 10 minutes for pods that were "
+        "1200 cores (100 = one GPU) were reserved in the last 10 minutes for pods that were "
     )
     assert "webhook.apiServerCidrs" in reason.remedy
     assert not charge(ledger, pod(), 100, is_known=True).reasons
@@ -68,7 +68,8 @@ def test_forged_reviews_cannot_take_a_quota_again_and_again() -> None:
 
 def test_what_is_reserved_counts_with_what_expired() -> None:
     ledger = open_ledger()
-    forge(ledger, 300)
+    for cores in (400, 400, 300):
+        forge(ledger, cores)
     assert not charge(ledger, pod(), 100).reasons
     assert [reason.code for reason in charge(ledger, pod(), 1).reasons] == [Code.TOO_MANY_UNCONFIRMED]
 
@@ -76,7 +77,8 @@ def test_what_is_reserved_counts_with_what_expired() -> None:
 def test_a_burst_of_real_pods_is_not_held_up() -> None:
     """Not even after creates that failed: a pod that is seen takes nothing of what may be reserved."""
     ledger = open_ledger("types: {A100: {cores: 1000}}")
-    forge(ledger, 900)
+    for cores in (1000, 1000, 900):
+        forge(ledger, cores)
     for _ in range(100):
         key = pod()
         assert not charge(ledger, key, 10).reasons
@@ -87,7 +89,7 @@ def test_a_burst_of_real_pods_is_not_held_up() -> None:
 def test_pods_that_appear_make_up_for_reservations_that_expired() -> None:
     """Some creates always fail after they were charged, and in a busy namespace that adds up."""
     ledger = open_ledger()
-    for _ in range(20):
+    for _ in range(20 * TIMES):
         forge(ledger, 100)
         key = pod()
         assert not charge(ledger, key, 100).reasons
@@ -108,7 +110,8 @@ def test_the_ledger_of_a_namespace_without_limits_cannot_be_filled(*, is_known: 
 
 def test_in_audit_mode_nothing_is_refused() -> None:
     ledger = open_ledger()
-    forge(ledger, 400)
+    for _ in range(TIMES):
+        forge(ledger, 400)
     result = charge(ledger, pod(), 100, mode=Mode.AUDIT)
     assert not result.reasons
     assert [reason.code for reason in result.audited] == [Code.TOO_MANY_UNCONFIRMED]
@@ -133,6 +136,14 @@ def test_what_expired_is_stored_with_the_ledger() -> None:
     stored = decode_ledger(encode_ledger(ledger))
     assert stored.unconfirmed == ledger.unconfirmed == ledger.copy().unconfirmed
     assert ledger.size() > empty
+
+
+def test_a_create_that_failed_blocks_its_quota_until_its_reservation_ends() -> None:
+    """And not for the rest of the window: the same pod may be created right after."""
+    ledger = open_ledger()
+    for _ in range(TIMES - 1):
+        forge(ledger, 400)
+    assert not charge(ledger, pod(), 400).reasons
 
 
 def test_names_of_models_cannot_make_a_ledger_grow() -> None:
