@@ -7,9 +7,11 @@ with it, because from then on only gunicorn's parser knows where the next reques
 
 import time
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from gunicorn.asgi.protocol import ASGIProtocol
+from gunicorn.glogging import Logger
 
 from vcuda.webhook_paths import secret_in
 from webhook.callers import Caller, is_in_networks
@@ -61,7 +63,7 @@ class ShortPathConnection(ASGIProtocol):
             return
         cidrs = self._service.settings.api_server_cidrs
         if cidrs and not is_in_networks(address := transport.get_extra_info("peername")[0], cidrs):
-            self.worker.log.warning("connection rejected: %s is not in webhook.apiServerCidrs", address)
+            log_rejected_address(self.worker.log, address)
             transport.abort()
             return
         names = self._service.settings.client_names
@@ -216,6 +218,11 @@ class ShortPathConnection(ASGIProtocol):
             # Closed before the answer, most likely at the API server's timeout.
             self._service.paths.record_failure(secret)
         super().connection_lost(exc)
+
+
+@lru_cache(maxsize=256)  # once for each: the controller connects every minute, to see which certificate is served
+def log_rejected_address(log: Logger, address: str) -> None:
+    log.warning("connection rejected: %s is not in webhook.apiServerCidrs", address)
 
 
 def common_name(certificate: dict[str, Any] | None) -> str:
