@@ -46,7 +46,7 @@ from webhook.objects import Pod as AdmittedPod
 from webhook.patching import PatchBuilder
 from webhook.reapplying import restore_terms
 from webhook.short_path import parse_head
-from webhook.template_fractions import recorded_rewrites
+from webhook.template_fractions import read_record
 from webhook.validating import exposing_variables
 
 SIZE = 100_000
@@ -203,7 +203,7 @@ def restored_terms(size: int) -> Work:
 
 def rewritten_record(size: int) -> Work:
     metadata = AdmittedMetadata(annotations={NAMES.cards_rewritten: "a" * size})
-    return lambda: recorded_rewrites(metadata, CONFIG)
+    return lambda: read_record(metadata, CONFIG)
 
 
 def decode_error(size: int) -> Work:
