@@ -28,6 +28,9 @@ def move_to(namespace: str) -> None:
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Copy data in one direction until it ends, then close the other side."""
     with suppress(OSError):
+        # asyncio does so for connections it makes, not for those it accepts here: each answer of more than one segment
+        # waited 40 ms for an acknowledgement.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while data := await reader.read(CHUNK):
             writer.write(data)
             await writer.drain()

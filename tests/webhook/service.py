@@ -63,6 +63,8 @@ class Service:
 def relay(client: socket.socket, server: socket.socket) -> None:
     """Copy bytes in both directions until one side closes."""
     with client, server, contextlib.suppress(OSError):
+        for each in (client, server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             readable, _, _ = select.select([client, server], [], [])
             for source in readable:
