@@ -33,12 +33,11 @@ def webhook(loaded: Loaded, print_registration: str | None, ca_file: Any) -> Non
         )
         click.echo(as_yaml(objects), nl=False)
         return
+    from cluster.api import connect  # noqa: PLC0415
     from webhook.gunicorn_server import GunicornApplication  # noqa: PLC0415
+    from webhook.service import Service  # noqa: PLC0415
 
-    def build() -> Any:  # noqa: ANN401 - imported in gunicorn's worker, so that its parent process stays small
-        from cluster.api import connect  # noqa: PLC0415
-        from webhook.service import Service  # noqa: PLC0415
-
+    def build() -> Service:
         return Service(configuration, connect(configuration.cluster.kubeconfig, configuration.cluster.context))
 
     GunicornApplication(configuration.webhook, build).run()

@@ -1,7 +1,8 @@
 """The webhook under gunicorn: the worker with its event loop, TLS and draining, the logger, and the application.
 
-There is one worker process: quotas, the ledger committer and the decision log live in its memory. Scaling out is done
-with replicas.
+There is one process, gunicorn's worker without its arbiter: quotas, the ledger committer and the decision log live in
+its memory, and scaling out is done with replicas. A second process to restart the first would take a third of the
+memory, and the kubelet restarts what ends or fails its liveness probe.
 """
 
 import asyncio
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 
 import structlog
 from gunicorn.app.base import BaseApplication
-from gunicorn.arbiter import Arbiter
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.glogging import Logger
+from gunicorn.sock import create_sockets
 from gunicorn.workers.gasgi import ASGIWorker
 
 from settings.configuration import WebhookSettings
@@ -29,12 +30,11 @@ from webhook.short_path_connection import ShortPathConnection
 TICK_S = 0.25
 TICKS_PER_CERTIFICATE_REFRESH = 4
 GC_THRESHOLDS = (20_000, 20, 20)
-# The arbiter kills a worker that has not sent a heartbeat for this long.
-HEARTBEAT_TIMEOUT_S = 30
 # After the listeners are closed: for handshakes in progress, and for first requests on connections just made.
 LAST_REQUESTS_S = 2.0
 CLOSE_CONNECTIONS_S = 5
-HEARTBEAT_FOLDER = Path("/dev/shm")  # noqa: S108 - a file system in memory: the root file system is read-only
+# Every worker of gunicorn creates a file, and the root file system is read-only.
+WORKER_FOLDER = Path("/dev/shm")  # noqa: S108 - a file system in memory
 
 
 class GunicornInternal(NamedTuple):
@@ -59,7 +59,7 @@ GUNICORN_INTERNALS = (
     GunicornInternal(ASGIProtocol, "_close_transport", "(self)"),
     GunicornInternal(ASGIProtocol, "_pause_reading", "(self)"),
     GunicornInternal(ASGIProtocol, "_resume_reading", "(self)"),
-    GunicornInternal(ASGIWorker, "notify", "(self)"),
+    GunicornInternal(ASGIWorker, "init_process", "(self)"),
     # Read or set:
     GunicornInternal(ASGIProtocol, "_current_request"),
     GunicornInternal(ASGIProtocol, "transport"),
@@ -68,7 +68,6 @@ GUNICORN_INTERNALS = (
     GunicornInternal(ASGIWorker, "alive"),
     GunicornInternal(ASGIWorker, "asgi"),
     GunicornInternal(ASGIWorker, "loop"),
-    GunicornInternal(ASGIWorker, "ppid"),
     GunicornInternal(ASGIWorker, "servers"),
     GunicornInternal(ASGIWorker, "sockets"),
     GunicornInternal(Logger, "_access_log_enabled"),
@@ -93,7 +92,6 @@ class WebhookWorker(ASGIWorker):
         self.is_terminating = True
 
     def load_wsgi(self) -> None:
-        """Build the webhook in the worker process: threads and connections do not survive the fork."""
         self.service = self.app.wsgi()
         self.asgi = self.service.asgi_app
         self.pacer = ReplyPacer(self.loop, self.connections, MAX_IDLE_CONNECTIONS)
@@ -117,7 +115,7 @@ class WebhookWorker(ASGIWorker):
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         ticks = 0
-        while self.alive and not self.is_terminating and self.ppid == os.getppid():
+        while self.alive and not self.is_terminating:
             ticks += 1
             await self._tick()
             if ticks % TICKS_PER_CERTIFICATE_REFRESH == 0:
@@ -126,11 +124,10 @@ class WebhookWorker(ASGIWorker):
         self.service.stop()
 
     async def _tick(self) -> None:
-        """Send heartbeats to the arbiter and the liveness probe, and close connections that timed out.
+        """Send a heartbeat to the liveness probe, and close connections that timed out.
 
         One sweep over all connections costs less than a timer for every request of each of them.
         """
-        self.notify()
         self.service.record_heartbeat()
         now = self.loop.time()
         for connection in list(self.connections):
@@ -183,7 +180,7 @@ class GunicornLogger(Logger):
 
 
 class GunicornApplication(BaseApplication):
-    """Configures gunicorn from the webhook's settings; `build` makes the webhook in the worker process."""
+    """Configures gunicorn from the webhook's settings, and runs its worker here; `build` makes the webhook."""
 
     def __init__(self, settings: WebhookSettings, build: Callable[[], Service]) -> None:
         self._settings, self._build = settings, build
@@ -192,18 +189,10 @@ class GunicornApplication(BaseApplication):
     def load_config(self) -> None:
         settings = self._settings
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
-        drain_s = settings.drain_s + LAST_REQUESTS_S + settings.answer_within_s + CLOSE_CONNECTIONS_S
         for name, value in {
             "bind": f"{host}:{settings.port}",
-            "workers": 1,
-            "worker_class": WebhookWorker,
-            "worker_tmp_dir": str(HEARTBEAT_FOLDER) if HEARTBEAT_FOLDER.is_dir() else None,
-            "timeout": HEARTBEAT_TIMEOUT_S,
-            # The arbiter kills the worker after this, so it must be longer than draining takes.
-            "graceful_timeout": int(drain_s + CLOSE_CONNECTIONS_S),
+            "worker_tmp_dir": str(WORKER_FOLDER) if WORKER_FOLDER.is_dir() else None,
             "keepalive": max(1, int(settings.keep_alive_s)),
-            "control_socket_disable": True,
-            "logger_class": GunicornLogger,
         }.items():
             self.cfg.set(name, value)
 
@@ -212,5 +201,12 @@ class GunicornApplication(BaseApplication):
             return self._build()
         except (Unavailable, OSError, ssl.SSLError) as error:
             structlog.get_logger().error("webhook_start_failed", error=str(error))
-            # Halts gunicorn. After an ordinary exit code it would start the worker again at once, without end.
-            raise SystemExit(Arbiter.APP_LOAD_ERROR) from None
+            raise SystemExit(1) from None
+
+    def run(self) -> None:
+        """Serve until a signal ends the process."""
+        log = GunicornLogger(self.cfg)
+        worker = WebhookWorker(1, os.getppid(), create_sockets(self.cfg, log), self, self.cfg.timeout, self.cfg, log)
+        worker.init_process()
+        if worker.alive and not worker.is_terminating:
+            raise SystemExit(1)  # the event loop ended by an exception, which gunicorn has logged

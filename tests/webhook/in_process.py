@@ -1,4 +1,4 @@
-"""A worker with its connections in the test's own process, without TLS and gunicorn's arbiter.
+"""A worker with its connections in the test's own process, without TLS.
 
 Everything between the socket and `Responder` is real: `ShortPathConnection`, gunicorn's protocol and parser, Flask.
 """
@@ -31,7 +31,7 @@ def new_worker(
     paths: CallerPaths | None = None,
     settings: WebhookSettings | None = None,
 ) -> WebhookWorker:
-    """Build a worker as the arbiter does; `find_pod` reads the pods of Bindings."""
+    """Build a worker as `GunicornApplication` does; `find_pod` reads the pods of Bindings."""
     responder, paths = responder or caller("short")._responder, paths or CallerPaths()
     responder._find_pod = find_pod
     service = SimpleNamespace(
