@@ -45,6 +45,7 @@ chaos: $(READY) cluster-parts ## Create 10,000 pods while replicas, controllers 
 bench: $(READY) cluster-parts ## Run the benchmarks behind the figures in the README; writes bench/results/
 	@$(BIN)/python -m bench.webhook
 	@$(BIN)/python -m bench.quota
+	@$(BIN)/python -m bench.contention
 	@$(BIN)/python -m bench.nodeplugin
 	@$(BIN)/python -m bench.scheduler
 

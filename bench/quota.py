@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from bench.creating import CLIENTS
 from bench.reporting import current_commit, print_progress, resident_bytes
 from cluster.api import ApiCluster, connect
 from cluster.informer import Informer
@@ -67,14 +68,21 @@ def native_quota(namespace: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}
 
 
-def create_pods(real: RealCluster, namespaces: list[str], count: int) -> Figures:
-    """Create pods with 50 clients; raises RuntimeError unless all of them are created."""
+def create_pods(real: RealCluster, namespaces: list[str], count: int, clients: int = CLIENTS) -> Figures:
+    """Create pods at full speed; returns the figures of `bench.creating`."""
     # In a process of its own, inside the cluster's network namespace.
     kubeconfig = real.layout.state / "admin.kubeconfig"
-    done = real.enter(sys.executable, "-m", "bench.creating", str(kubeconfig), ",".join(namespaces), str(count))
+    arguments = (str(kubeconfig), ",".join(namespaces), str(count), f"--clients={clients}")
+    done = real.enter(sys.executable, "-m", "bench.creating", *arguments)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     figures: Figures = json.loads(done.stdout)
+    return figures
+
+
+def create_all_pods(real: RealCluster, namespaces: list[str], count: int) -> Figures:
+    """Create pods with 50 clients; raises RuntimeError unless all of them are created."""
+    figures = create_pods(real, namespaces, count)
     if set(figures["statuses"]) != {"201"}:
         raise RuntimeError(f"not all pods were created: statuses {figures['statuses']}, errors {figures['errors']}")
     return figures
@@ -128,7 +136,7 @@ def measure_round(real: RealCluster, namespace: str, quota: dict[str, Any], pods
     real.kubectl("create", "namespace", namespace)
     real.kubectl("apply", "-f-", stdin=json.dumps(quota))
     time.sleep(3)  # until the quota is in force everywhere, and the machine is idle
-    figures = create_pods(real, [namespace], pods)
+    figures = create_all_pods(real, [namespace], pods)
     print_progress(f"{namespace}: {figures['per_s']:.0f}/s, p99 {figures['p99_ms']:.0f} ms")
     return figures
 
@@ -185,7 +193,7 @@ def measure_scale(namespaces: int, each: int) -> Figures:
             new_namespace(cluster, name)
             cluster.create(CONFIG_MAPS, gpu_quota(name))
         print_progress(f"creating {namespaces * each:,} pods")
-        rate = create_pods(real, names, namespaces * each)["per_s"]
+        rate = create_all_pods(real, names, namespaces * each)["per_s"]
         print_progress(f"created at {rate:.0f}/s; starting the controller")
         folder = real.layout.state
         figures: Figures = {"namespaces": namespaces, "pods": namespaces * each}

@@ -2,12 +2,14 @@
 
 A change is a function on a ledger. While one batch of a namespace is written, the next one collects. A batch is
 applied to a copy of the ledger, which is then written by compare-and-swap. After a conflict the ledger is read again,
-and the same changes are applied to it, until their deadlines.
+and the same changes are applied to it, until their deadlines. Processes that write the same ledger take turns; while
+this one waits for its turn, the batch grows, and no worker is held up.
 
 A cached ledger may grant: the compare-and-swap validates it. Refusals need a fresh read, and so do batches that write
 nothing, because no write would validate them.
 """
 
+import secrets
 import threading
 import time
 from collections import Counter
@@ -18,19 +20,21 @@ from typing import Protocol
 import structlog
 from msgspec import Struct
 
-from cluster.backoff import Backoff
+from cluster.backoff import jittered
 from cluster.errors import ApiError, Conflict, NotFound
 from ledger.ledger_store import LedgerStore, StoredLedger
 from ledger.workqueue import WorkQueue
+from ledger.write_turns import WriteTurns
 from vcuda.decision import Unavailable
 from vcuda.ledger import MAX_STORED_BYTES, ChargeResult, Ledger, LedgerState, ledger_not_open
 from vcuda.recent import keep_recent
 
 WORKERS = 4
-# More conflicts in a row than the other replicas and the controller can cause.
-MAX_ATTEMPTS = 30
-# Delays after a conflict: random, to spread replicas, and short beside a request's deadline.
-CONFLICT_BACKOFF = Backoff(first_s=0.004, max_s=0.02, jitter=(0.0, 1.0))
+# The longest delay after a conflict, beside the wait for the turn: others that lost to the same writer should not read
+# and write at the same moment again.
+CONFLICT_DELAY_S = 0.01
+# For the name of this process among those that write a ledger. Two of one name would have conflicts.
+WRITER_BYTES = 3
 # A call to the API server with less time than this is not started: it would most likely end in a timeout.
 MIN_CALL_S = 0.2
 # How often a batch looks for a ledger that it requested from the controller.
@@ -83,6 +87,7 @@ class LedgerCommitter:
 
     def __init__(self, store: LedgerStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
+        self._turns = WriteTurns(secrets.token_hex(WRITER_BYTES))
         self.counts = CommitCounts()
         self._queue = WorkQueue(clock)
         # Guards the three fields below. A change is either in `_pending` or with the one worker that has its namespace,
@@ -125,9 +130,12 @@ class LedgerCommitter:
         with self._lock:
             if self._stopping:
                 raise Unavailable(SHUTTING_DOWN)
-            pending = PendingChange(change, self._clock() + timeout_s, on_result, read_only)
-            self._pending.setdefault(namespace, []).append(pending)
-        self._queue.add(namespace)
+            batch = self._pending.setdefault(namespace, [])
+            batch.append(PendingChange(change, self._clock() + timeout_s, on_result, read_only))
+            is_first = len(batch) == 1
+        # A batch that has begun is queued already, perhaps until this process's turn.
+        if is_first:
+            self._queue.add(namespace)
 
     def apply(self, namespace: str, change: LedgerChange, timeout_s: float, *, read_only: bool = False) -> ChargeResult:
         """See LedgerWriter."""
@@ -172,44 +180,66 @@ class LedgerCommitter:
         return [pending for pending in batch if pending.deadline > earliest]
 
     def _commit(self, namespace: str, batch: list[PendingChange]) -> None:
-        """Apply a batch, write the ledger, and complete every change."""
-        cached = self._take_cached(namespace)
-        for attempt in range(MAX_ATTEMPTS):
-            batch = self._reject_expired(batch)
-            if not batch:
-                return
-            remaining_s = min(pending.deadline for pending in batch) - self._clock()
-            store = self._store.bounded(max(MIN_CALL_S, remaining_s))
-            try:
-                stored = cached or store.read(namespace)
-                if stored is None or stored.ledger.state is LedgerState.REQUESTED:
-                    self._wait_for_ledger(namespace, store, stored, batch)
-                    return
-                results, ledger = apply_changes(stored.ledger, batch)
-                if cached is not None and (ledger.changes == 0 or any(map(is_refused, results))):
-                    cached = None
-                    continue
-                # A ledger that is full refuses pods, and newer quotas may not fit into it.
-                is_full = ledger.size() > MAX_STORED_BYTES and all(map(is_refused, results))
-                if ledger.changes and not is_full:
-                    stored = store.write(stored, ledger)
-                    self.counts.writes += 1
-            except (Conflict, NotFound):
-                self.counts.conflicts += 1
-                cached = None
-                if attempt:  # a first conflict is usually with a single writer, which is done by now
-                    time.sleep(CONFLICT_BACKOFF.delay_s(attempt))
-                continue
-            except (ApiError, Unavailable) as error:
-                # The write may have taken effect. Then it leaves reservations without pods, which expire.
-                complete_all(batch, Unavailable(f"the ledger of this namespace cannot be changed now: {error}"))
-                return
-            self.counts.batches[len(batch)] += 1
-            self._put_cached(namespace, stored)
-            for pending, result in zip(batch, results, strict=True):
-                pending.on_result(result)
+        """Apply a batch, write the ledger, and complete every change; or queue the batch again."""
+        batch = self._reject_expired(batch)
+        if not batch:
             return
-        complete_all(batch, Unavailable("too many conflicting writes to the ledger of this namespace; retry"))
+        if (delay_s := self._turns.delay_s(namespace)) > 0:
+            self._requeue(namespace, batch, delay_s)
+            return
+        began_ms = self._turns.clock_ms()
+        try:
+            results = self._apply(namespace, batch, began_ms)
+        except (Conflict, NotFound):
+            self.counts.conflicts += 1
+            self._turns.record_attempt(began_ms)
+            self._requeue(namespace, batch, jittered(CONFLICT_DELAY_S, 0.0))
+        except (ApiError, Unavailable) as error:
+            # The write may have taken effect. Then it leaves reservations without pods, which expire.
+            complete_all(batch, Unavailable(f"the ledger of this namespace cannot be changed now: {error}"))
+        else:
+            for pending, result in zip(batch, results, strict=False):
+                pending.on_result(result)
+
+    def _apply(self, namespace: str, batch: list[PendingChange], began_ms: int) -> list[ChargeResult | Exception]:
+        """Apply a batch and write the ledger; returns the results, or none if the batch was queued again."""
+        remaining_s = min(pending.deadline for pending in batch) - self._clock()
+        store = self._store.bounded(max(MIN_CALL_S, remaining_s))
+        cached = self._take_cached(namespace)
+        stored = cached or store.read(namespace)
+        if stored is None or stored.ledger.state is LedgerState.REQUESTED:
+            self._wait_for_ledger(namespace, store, stored, batch)
+            return []
+        self._turns.observe(namespace, stored.ledger.schedule)
+        if (delay_s := self._turns.delay_s(namespace)) > 0:
+            self._requeue(namespace, batch, delay_s)
+            return []
+        results, ledger = apply_changes(stored.ledger, batch)
+        if cached is not None and (ledger.changes == 0 or any(map(is_refused, results))):
+            self._requeue(namespace, batch)  # the ledger is no longer cached, and is read then
+            return []
+        # A ledger that is full refuses pods, and newer quotas may not fit into it.
+        is_full = ledger.size() > MAX_STORED_BYTES and all(map(is_refused, results))
+        if ledger.changes and not is_full:
+            ledger.schedule = self._turns.schedule_after_write(stored.ledger.schedule, began_ms)
+            stored = store.write(stored, ledger)
+            self.counts.writes += 1
+            self._turns.record_attempt(began_ms)
+            self._turns.observe(namespace, ledger.schedule)
+        self._put_cached(namespace, stored)
+        self.counts.batches[len(batch)] += 1
+        return results
+
+    def _requeue(self, namespace: str, batch: list[PendingChange], delay_s: float = 0.0) -> None:
+        """Put a batch before the changes that have arrived since, and queue its namespace."""
+        with self._lock:
+            is_stopping = self._stopping
+            if not is_stopping:
+                self._pending[namespace] = batch + self._pending.get(namespace, [])
+        if is_stopping:
+            complete_all(batch, Unavailable(SHUTTING_DOWN))
+        else:
+            self._queue.add_after(namespace, delay_s)
 
     def _wait_for_ledger(
         self, namespace: str, store: LedgerStore, stored: StoredLedger | None, batch: list[PendingChange]
@@ -227,19 +257,16 @@ class LedgerCommitter:
         for pending in writers:
             if pending.deadline <= earliest:
                 pending.on_result(ChargeResult(reasons=(ledger_not_open(LedgerState.REQUESTED),)))
-        waiting = [pending for pending in writers if pending.deadline > earliest]
-        with self._lock:
-            if not self._stopping:
-                self._pending[namespace] = waiting + self._pending.get(namespace, [])
-                waiting = []
-        complete_all(waiting, Unavailable(SHUTTING_DOWN))
-        self._queue.add_after(namespace, LEDGER_POLL_S)
+        self._requeue(namespace, [pending for pending in writers if pending.deadline > earliest], LEDGER_POLL_S)
 
     def _take_cached(self, namespace: str) -> StoredLedger | None:
         with self._lock:
             return self._cache.pop(namespace, None)
 
     def _put_cached(self, namespace: str, stored: StoredLedger) -> None:
+        # A ledger that others write as well has to be read before the next write in any case.
+        if stored.ledger.schedule.has_others(self._turns.writer):
+            return
         with self._lock:
             keep_recent(self._cache, namespace, stored, MAX_CACHED)
 

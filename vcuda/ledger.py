@@ -7,11 +7,11 @@ limits, however old its own view of the quotas is. A compare-and-swap replaces t
 
     {"v": 1, "namespace": "<uid>", "state": "open", "quotasAt": 4711, "quotas": [...], "holders": [...],
      "groups": [{"charge": {"model": "A100", "cores": 50, "memoryMiB": 7680}, "since": 1700000000, "pods": "<uids>"}],
-     "names": {"<uid>": "train-0"}}
+     "names": {"<uid>": "train-0"}, "schedule": {"writers": {"3f9c2a": 1700000000000}, "turnMs": 20}}
 
 Pods with equal charges form a group, with 22 characters for each pod: 30,000 pods fit into one ConfigMap. Only a
 reservation has its pod's name: by it the controller finds out that the pod cannot be created, because another one has
-that name.
+that name. Processes that write one ledger take turns by its schedule.
 """
 
 import binascii
@@ -39,6 +39,7 @@ from vcuda.quota_refusals import (
 )
 from vcuda.quota_usage import Charge, Holder, QuotaUsage, Reserved, model_by_name, usage_of_charges
 from vcuda.unconfirmed import Unconfirmed, add_expired, subtract_confirmed, unconfirmed_excess
+from vcuda.write_schedule import WriteSchedule
 
 VERSION = 1
 UID_BYTES = 16
@@ -94,6 +95,7 @@ class LedgerDocument(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     holders: tuple[Holder, ...] = ()
     names: dict[PodKey, str] = {}
     unconfirmed: Unconfirmed | None = None
+    schedule: WriteSchedule = WriteSchedule()
 
 
 DECODER = decoder_for(LedgerDocument)
@@ -134,6 +136,8 @@ class Ledger:
         self.versions: dict[str, int] = {}
         self.holders: tuple[Holder, ...] = ()
         self.unconfirmed: Unconfirmed | None = None
+        # Set when the ledger is written, which is no change in itself.
+        self.schedule = WriteSchedule()
         # The same entries twice: the keys of each group in one text, as they are stored, and the entry of each pod.
         self._groups: dict[LedgerEntry, str] = {}
         self._entries: dict[PodKey, LedgerEntry] = {}
@@ -152,7 +156,7 @@ class Ledger:
         other = Ledger(self.namespace, self.state)
         other.quotas, other.quotas_at, other.holders = self.quotas, self.quotas_at, self.holders
         other.versions, other._quotas_size = self.versions, self._quotas_size
-        other.unconfirmed = self.unconfirmed
+        other.unconfirmed, other.schedule = self.unconfirmed, self.schedule
         other._groups, other._entries = self._groups.copy(), self._entries.copy()
         other._names, other._names_size = self._names.copy(), self._names_size
         other._groups_size = self._groups_size
@@ -340,6 +344,7 @@ def encode_ledger(ledger: Ledger) -> str:
         holders=ledger.holders,
         names=dict(ledger.reserved_names()),
         unconfirmed=ledger.unconfirmed,
+        schedule=ledger.schedule,
     )
     return msgspec.json.encode(document).decode()
 
@@ -351,6 +356,7 @@ def decode_ledger(text: str) -> Ledger:
         raise ValueError(f"ledger version {document.v} is not supported, expected {VERSION}")
     ledger = Ledger(document.namespace, document.state)
     ledger.holders, ledger.unconfirmed = document.holders, document.unconfirmed
+    ledger.schedule = document.schedule
     ledger.set_quotas(document.quotas, document.quotas_at, document.versions)
     # Filled directly: `put` would search and join the keys of a group once for each of its pods.
     for group in document.groups:

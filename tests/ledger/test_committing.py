@@ -1,8 +1,11 @@
 """Group commit: many changes, one write; every change gets exactly one result before its deadline."""
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ from cluster.in_memory import InMemoryCluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES
 from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
+from ledger.write_turns import wall_clock_ms
 from tests.waiting import eventually
 from vcuda.amounts import Amounts
-from vcuda.decision import Code, Unavailable
+from vcuda.decision import Code, Reason, Unavailable
 from vcuda.dimensions import CORES, PODS
 from vcuda.ledger import ChargeRequest, ChargeResult, Ledger, LedgerState, pack_uid, reserve
 from vcuda.names import LEDGER_KEY, LEDGER_PREFIX
@@ -198,3 +202,55 @@ def test_a_read_only_change_writes_nothing(cluster: FaultyCluster, committer: Le
     ledger_store = LedgerStore(cluster, SYSTEM)
     assert ledger_store.read("default") is None
     assert len(ledger_store.read(TEAM).ledger) == 0  # type: ignore[union-attr]
+
+
+class WindowedCluster(FaultyCluster):
+    """Two writers that read the same version meet: each write waits a moment, as on a network."""
+
+    def update(self, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.003)
+        return super().update(*arguments, **options)
+
+
+def test_no_change_fails_because_other_processes_write_the_same_ledger() -> None:
+    """However many conflicts there are: 3 processes with 20 callers each, without a pause, and room for all."""
+    cluster = WindowedCluster()
+    for name in (SYSTEM, TEAM):
+        cluster.create(NAMESPACES, {"metadata": {"name": name}})
+    ledger = Ledger("uid", LedgerState.OPEN)
+    ledger.set_quotas([parse_quota("types: {A100: {cores: 100000}}", "team/q")], 1)
+    LedgerStore(cluster, SYSTEM).create(TEAM, ledger)
+    committers = [LedgerCommitter(LedgerStore(cluster, SYSTEM)).start() for _ in range(3)]
+
+    def create_pods(number: int) -> list[Reason]:
+        return [each for _ in range(10) for each in committers[number % 3].apply(TEAM, charge(1), 20).reasons]
+
+    try:
+        with ThreadPoolExecutor(60) as callers:
+            assert [*chain.from_iterable(callers.map(create_pods, range(60)))] == []
+    finally:
+        for each in committers:
+            each.stop()
+    assert len(LedgerStore(cluster, SYSTEM).read(TEAM).ledger) == 600  # type: ignore[union-attr]
+    assert all(each.counts.writes > 1 for each in committers)
+
+
+def test_changes_that_wait_for_a_turn_are_completed_together(cluster: FaultyCluster) -> None:
+    """A submit neither wakes a batch that waits nor is lost."""
+    committer = LedgerCommitter(LedgerStore(cluster, SYSTEM))
+    store = LedgerStore(cluster, SYSTEM)
+    stored = store.read(TEAM)
+    assert stored is not None
+    ledger = stored.ledger.copy()
+    ledger.schedule = ledger.schedule.after_write(committer._turns.writer, wall_clock_ms(), 300.0)
+    store.write(stored, ledger)
+    committer._turns.observe(TEAM, ledger.schedule)
+    committer.start()
+    results: list[ChargeResult | Exception] = []
+    reads = cluster.reads
+    for _ in range(50):
+        committer.submit(TEAM, charge(1), 10, results.append)
+    eventually(lambda: len(results) == 50, "all results")
+    committer.stop()
+    assert cluster.reads - reads <= 2
+    assert committer.counts.writes == 1
