@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,9 @@ def build_bodies() -> dict[str, dict[str, bytes]]:
         review = creation_review(pod)
         response = json.loads(build_responder().reply("mutate", "application/json", "", review).body)["response"]
         patch = jsonpatch.JsonPatch.from_string(base64.b64decode(response["patch"]).decode())
-        bodies["mutate"][size], bodies["validate"][size] = review, creation_review(patch.apply(pod))
+        mutated = patch.apply(pod)
+        mutated["metadata"]["uid"] = str(uuid.uuid4())  # which a pod has in validating calls only
+        bodies["mutate"][size], bodies["validate"][size] = review, creation_review(mutated)
     return bodies
 
 

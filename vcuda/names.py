@@ -97,7 +97,8 @@ MIXED_MODELS = "mixed"
 VISIBLE_DEVICES, NO_DEVICES = "NVIDIA_VISIBLE_DEVICES", "void"
 SHARING_VARIABLE_PREFIXES = ("CUDA_MPS_", "NVIDIA_GPU_MEMORY_")
 # NVIDIA's runtime can be configured to read which GPUs a container sees from mounts of /dev/null in these folders.
-DEVICE_LIST_FOLDERS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
+DEVICE_LIST = "nvidia-container-devices"
+DEVICE_LIST_FOLDERS = (f"/var/run/{DEVICE_LIST}", f"/run/{DEVICE_LIST}")
 
 # Domains of the ancestors' pods; their annotations are read like those of the configured domain.
 ANCESTOR_DOMAINS = ("tencent.com", "nvidia.com")

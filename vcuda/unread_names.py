@@ -50,9 +50,9 @@ def readable_names(names: Names) -> tuple[str, ...]:
 
 def unread_annotations(annotations: Iterable[str], scheme: Scheme) -> Iterator[str]:
     """Yield a warning for each annotation whose key resembles one of a pod option; at most MAX_NAMES are looked at."""
-    known = (*scheme.option_precedence, scheme.names.memory_follows_core)
-    domains = {each.partition("/")[0] for each in known}
-    own = {key for key in annotations if key.partition("/")[0] in domains and key not in known}
+    prefixes = tuple(f"{names.domain}/" for names in scheme.all_names)
+    own = [key for key in annotations if key.startswith(prefixes) and key not in scheme.option_precedence]
+    known = (*scheme.option_precedence, scheme.names.memory_follows_core) if own else ()
     for key in sorted(own)[:MAX_NAMES]:
         if meant := similar_name(key, known):
             yield f"metadata.annotations[{printable(key)}] is not read by Quotient; {meant} is"

@@ -51,9 +51,9 @@ class AdmissionConfig:
         return (*sorted(self.scheme.option_precedence), self.names.memory_follows_core)
 
     @cached_property
-    def read_annotations(self) -> tuple[str, ...]:
+    def read_annotations(self) -> frozenset[str]:
         """The annotations whose values are read when a pod is created."""
-        return (*self.frozen_annotations, self.names.cards_rewritten, self.names.limits)
+        return frozenset((*self.frozen_annotations, self.names.cards_rewritten, self.names.limits))
 
     def replaces_scheduler(self, name: str | None) -> bool:
         """Whether a GPU pod with this schedulerName is given to Quotient's scheduler instead."""

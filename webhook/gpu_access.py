@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Iterator
 
 from vcuda.decision import Code, Reason, printable
-from vcuda.names import DEVICE_LIST_FOLDERS, SHARING_VARIABLE_PREFIXES, VISIBLE_DEVICES
+from vcuda.names import DEVICE_LIST, DEVICE_LIST_FOLDERS, SHARING_VARIABLE_PREFIXES, VISIBLE_DEVICES
 from vcuda.namespace_policy import NamespacePolicy
 from webhook.admission_config import AdmissionConfig
 from webhook.objects import AdmittedContainer, Pod
@@ -26,12 +26,11 @@ def check_gpu_access(
     pointer: str, container: AdmittedContainer, config: AdmissionConfig, policy: NamespacePolicy, *, has_gpu: bool
 ) -> Iterator[Reason]:
     """Check a container of a pod with GPUs; `has_gpu` is whether it requests one itself."""
-    field = field_of(pointer)
     security = container.security_context
     if security is not None and security.privileged and not policy.allows_privileged(config.cluster_privileged):
         yield Reason(
             code=Code.PRIVILEGED_NOT_GRANTED,
-            field=f"{field}.securityContext.privileged",
+            field=f"{field_of(pointer)}.securityContext.privileged",
             value="true",
             message="a privileged container can use every GPU of its node",
             remedy="remove it, and add the capabilities that the container needs; or ask an administrator to set "
@@ -39,7 +38,7 @@ def check_gpu_access(
         )
     for index, mount in enumerate(container.volume_mounts or ()):
         if is_device_list(mount.mount_path):
-            yield device_list_refused(f"{field}.volumeMounts[{index}].mountPath", mount.mount_path)
+            yield device_list_refused(f"{field_of(pointer)}.volumeMounts[{index}].mountPath", mount.mount_path)
     # Elsewhere an explicit variable hides the GPUs from NVIDIA's runtime (see `clean_environment`). In this mode it is
     # what gives the container its own, so it has to come from the node plugin.
     if has_gpu and config.injection == "nvidia-runtime":
@@ -47,7 +46,7 @@ def check_gpu_access(
             if may_set_reserved_variable(source.prefix or ""):
                 yield Reason(
                     code=Code.ENV_FROM_SELECTS_GPUS,
-                    field=f"{field}.envFrom[{index}].prefix",
+                    field=f"{field_of(pointer)}.envFrom[{index}].prefix",
                     value=printable(source.prefix or ""),
                     message=f"a ConfigMap or Secret could set {VISIBLE_DEVICES}, and NVIDIA's runtime obeys it",
                     remedy="set a prefix such as APP_, or list the variables in env with valueFrom",
@@ -65,7 +64,8 @@ def is_device_list(path: str) -> bool:
 
     It compares the beginnings of paths as text. Mounts at a parent folder select nothing, and stay allowed.
     """
-    return posixpath.normpath("/" + path.lstrip("/")).startswith(DEVICE_LIST_FOLDERS)
+    # First what most paths fail, and what costs a tenth.
+    return DEVICE_LIST in path and posixpath.normpath("/" + path.lstrip("/")).startswith(DEVICE_LIST_FOLDERS)
 
 
 def device_list_refused(field: str, path: str) -> Reason:

@@ -127,7 +127,9 @@ def warn_of_hami(
 ) -> None:
     """Warn where a request for HAMi does not get what HAMi would give."""
     limits, requests = resources_of(container)
-    written = {key for key in (*limits, *requests) if key in config.scheme.by_key}
+    written = {key for key in (HAMI_PRIORITY, HAMI_CORES, HAMI_MEMORY_PERCENT) if key in limits or key in requests}
+    if not written & config.scheme.by_key.keys():
+        return
     field = f"{patch.field_prefix}{field_of(pointer)}.resources"
     if HAMI_PRIORITY in written:
         patch.warn(f"{field}: {HAMI_PRIORITY} is removed: containers that share a GPU have no priorities")

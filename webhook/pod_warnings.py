@@ -83,6 +83,8 @@ def memory_problem(request: ContainerRequest, config: AdmissionConfig) -> str:
 
 def unknown_model_warnings(options: PodOptions, cards: Sequence[CardModel], names: Names) -> Iterator[str]:
     """Warn about models that no card of the cluster has: the pod stays pending, or nothing is excluded."""
+    if not options.models and not options.avoided_models:
+        return
     models = sorted({card.model for card in cards})
     parsed = [parse_model(model) for model in models]
     for key, listed, effect in (

@@ -4,7 +4,8 @@ All pods of a cluster wait for the same event loop, and an object may have 3 MiB
 needs stays far below these numbers. An object beyond them is refused, never passed on unread.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from msgspec import Struct
 
@@ -25,68 +26,98 @@ MAX_ANNOTATIONS, MAX_OWNED_ANNOTATIONS = 4096, 256
 MAX_ANNOTATION_LENGTH = 32 * 1024
 
 
-class Amount(Struct, frozen=True):
-    """How many of something an object has at a field, how many are read, and how it can have fewer."""
+# Below this nothing of a pod is too large: one comparison for almost all pods.
+SMALLEST_MAXIMUM = min(MAX_CONTAINERS, MAX_TERMS, MAX_OWNED_ANNOTATIONS)
+
+
+class SizeLimit(Struct, frozen=True):
+    """How many of something an object may have at a field, and how it can have fewer."""
 
     field: str
-    count: int
     maximum: int
     unit: str
     remedy: str
 
 
+SPLIT = "divide them among several pods"
+SELECT_LABELS = "label nodes, and select them by the label"
+AFFINITY = "spec.affinity.nodeAffinity"
+# In the order of `count_containers`, `count_in_containers` and `count_in_spec`.
+CONTAINER_LIMITS = (
+    SizeLimit("spec.initContainers", MAX_CONTAINERS, "init containers", "do more in one of them"),
+    SizeLimit("spec.containers", MAX_CONTAINERS, "containers", SPLIT),
+    SizeLimit("spec.ephemeralContainers", MAX_CONTAINERS, "ephemeral containers", "add fewer"),
+)
+IN_CONTAINERS_LIMITS = (
+    SizeLimit(
+        "spec.containers[*].env",
+        MAX_VARIABLES,
+        "variables in all containers",
+        "put them into a ConfigMap, and refer to it in envFrom",
+    ),
+    SizeLimit("spec.containers[*].envFrom", MAX_SOURCES, "sources in all containers", "merge them"),
+    SizeLimit("spec.containers[*].volumeMounts", MAX_MOUNTS, "mounts in all containers", SPLIT),
+)
+SPEC_LIMITS = (
+    SizeLimit("spec.volumes", MAX_VOLUMES, "volumes", SPLIT),
+    SizeLimit("spec.tolerations", MAX_TOLERATIONS, "tolerations", "remove some"),
+    SizeLimit(AFFINITY, MAX_TERMS, "node selector terms", SELECT_LABELS),
+    SizeLimit(AFFINITY, MAX_EXPRESSIONS, "expressions", SELECT_LABELS),
+)
+ANNOTATIONS = "metadata.annotations"
+ANNOTATION_LIMIT = SizeLimit(ANNOTATIONS, MAX_ANNOTATIONS, "annotations", "remove some")
+OWNED_LIMIT = SizeLimit(ANNOTATIONS, MAX_OWNED_ANNOTATIONS, "annotations that only Quotient may write", "remove them")
+
+
 def size_mistakes(pod: Pod, config: AdmissionConfig) -> list[Reason]:
     """Return a reason for everything of which a pod has more than is read."""
-    return [
-        too_large(each) for each in (*spec_amounts(pod.spec), *annotation_amounts(pod, config)) if is_too_large(each)
-    ]
+    containers = mistakes_of(CONTAINER_LIMITS, count_containers(pod.spec))
+    in_containers = [] if containers else mistakes_of(IN_CONTAINERS_LIMITS, count_in_containers(pod.spec))
+    in_spec = mistakes_of(SPEC_LIMITS, count_in_spec(pod.spec))
+    return [*containers, *in_containers, *in_spec, *annotation_mistakes(pod.metadata.annotations_or_empty, config)]
 
 
-def is_too_large(amount: Amount) -> bool:
-    return amount.count > amount.maximum
+def mistakes_of(limits: tuple[SizeLimit, ...], counts: tuple[int, ...]) -> list[Reason]:
+    if max(counts) <= SMALLEST_MAXIMUM:
+        return []
+    return [too_large(limit, count) for limit, count in zip(limits, counts, strict=True) if count > limit.maximum]
 
 
-def spec_amounts(spec: AdmittedSpec) -> Iterator[Amount]:
-    split = "divide them among several pods"
-    ephemeral = spec.ephemeral_containers or ()
-    init, app = spec.init_containers or (), spec.containers or ()
-    yield Amount("spec.initContainers", len(init), MAX_CONTAINERS, "init containers", "do more in one of them")
-    yield Amount("spec.containers", len(app), MAX_CONTAINERS, "containers", split)
-    yield Amount("spec.ephemeralContainers", len(ephemeral), MAX_CONTAINERS, "ephemeral containers", "add fewer")
-    if max(len(init), len(app), len(ephemeral)) <= MAX_CONTAINERS:
-        containers = [*init, *app, *ephemeral]
-        variables = sum(len(each.env or ()) for each in containers)
-        sources = sum(len(each.env_from or ()) for each in containers)
-        mounts = sum(len(each.volume_mounts or ()) for each in containers)
-        remedy = "put them into a ConfigMap, and refer to it in envFrom"
-        yield Amount("spec.containers[*].env", variables, MAX_VARIABLES, "variables in all containers", remedy)
-        yield Amount("spec.containers[*].envFrom", sources, MAX_SOURCES, "sources in all containers", "merge them")
-        yield Amount("spec.containers[*].volumeMounts", mounts, MAX_MOUNTS, "mounts in all containers", split)
-    yield Amount("spec.volumes", len(spec.volumes or ()), MAX_VOLUMES, "volumes", split)
-    yield Amount("spec.tolerations", len(spec.tolerations or ()), MAX_TOLERATIONS, "tolerations", "remove some")
-    terms, field = required_terms(spec), "spec.affinity.nodeAffinity"
-    expressions = sum(len(listed or ()) for term in terms for listed in term.values())
-    yield Amount(field, len(terms), MAX_TERMS, "node selector terms", "label nodes, and select them by the label")
-    yield Amount(field, expressions, MAX_EXPRESSIONS, "expressions", "label nodes, and select them by the label")
+def count_containers(spec: AdmittedSpec) -> tuple[int, ...]:
+    return len(spec.init_containers or ()), len(spec.containers or ()), len(spec.ephemeral_containers or ())
 
 
-def annotation_amounts(pod: Pod, config: AdmissionConfig) -> Iterator[Amount]:
-    annotations = pod.metadata.annotations_or_empty
-    yield Amount("metadata.annotations", len(annotations), MAX_ANNOTATIONS, "annotations", "remove some")
-    if len(annotations) <= MAX_ANNOTATIONS:
-        owned = sum(map(config.owns_annotation, annotations))
-        what = "annotations that only Quotient may write"
-        yield Amount("metadata.annotations", owned, MAX_OWNED_ANNOTATIONS, what, "remove them")
-    for key in config.read_annotations:
-        length = len(annotations.get(key, ""))
-        yield Amount(annotation_field(key), length, MAX_ANNOTATION_LENGTH, "characters", "shorten or remove it")
+def count_in_containers(spec: AdmittedSpec) -> tuple[int, ...]:
+    variables = sources = mounts = 0
+    for container in chain(spec.init_containers or (), spec.containers or (), spec.ephemeral_containers or ()):
+        variables += len(container.env or ())
+        sources += len(container.env_from or ())
+        mounts += len(container.volume_mounts or ())
+    return variables, sources, mounts
 
 
-def too_large(amount: Amount) -> Reason:
+def count_in_spec(spec: AdmittedSpec) -> tuple[int, ...]:
+    terms = required_terms(spec)
+    expressions = sum(len(listed or ()) for term in terms for listed in term.values()) if terms else 0
+    return len(spec.volumes or ()), len(spec.tolerations or ()), len(terms), expressions
+
+
+def annotation_mistakes(annotations: Mapping[str, str], config: AdmissionConfig) -> Iterator[Reason]:
+    if len(annotations) > MAX_ANNOTATIONS:
+        yield too_large(ANNOTATION_LIMIT, len(annotations))
+    elif (owned := sum(map(config.owns_annotation, annotations))) > MAX_OWNED_ANNOTATIONS:
+        yield too_large(OWNED_LIMIT, owned)
+    for key in config.read_annotations & annotations.keys():
+        if len(annotations[key]) > MAX_ANNOTATION_LENGTH:
+            limit = SizeLimit(annotation_field(key), MAX_ANNOTATION_LENGTH, "characters", "shorten or remove it")
+            yield too_large(limit, len(annotations[key]))
+
+
+def too_large(limit: SizeLimit, count: int) -> Reason:
     return Reason(
         code=Code.TOO_LARGE,
-        field=amount.field,
-        value=str(amount.count),
-        message=f"a pod with GPUs may have at most {amount.maximum} {amount.unit} here",
-        remedy=amount.remedy,
+        field=limit.field,
+        value=str(count),
+        message=f"a pod with GPUs may have at most {limit.maximum} {limit.unit} here",
+        remedy=limit.remedy,
     )
