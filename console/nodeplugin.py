@@ -16,7 +16,8 @@ def nodeplugin(loaded: Loaded) -> None:
     on. It serves /metrics, /usage, /livez and /readyz on port 5678. Containers keep their GPUs while it is down.
     """
     from cluster.api import connect  # noqa: PLC0415 - each component's process loads only its own code
-    from nodeplugin.service import CannotServe, Service  # noqa: PLC0415
+    from nodeplugin.discovery import CannotServe  # noqa: PLC0415
+    from nodeplugin.service import Service  # noqa: PLC0415
 
     configuration = loaded.configuration
     try:

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from cluster.backoff import jittered
 from cluster.errors import ApiError, Conflict, NotFound
 from ledger.ledger_store import LedgerStore, StoredLedger
 from ledger.workqueue import WorkQueue
-from ledger.write_turns import WriteTurns
+from ledger.write_turns import WriteTurns, wall_clock_ms
 from vcuda.decision import Unavailable
 from vcuda.ledger import MAX_STORED_BYTES, ChargeResult, Ledger, LedgerState, ledger_not_open
 from vcuda.recent import keep_recent
@@ -42,9 +42,11 @@ LEDGER_POLL_S = 0.05
 # A cached ledger saves one read per batch. Only busy namespaces gain from it, and a document has up to 900 kB.
 MAX_CACHED = 256
 SHUTTING_DOWN = "this process is shutting down; retry the request"
+NOT_IN_TIME = "the ledger of this namespace could not be written in time; retry"
 
 LedgerChange = Callable[[Ledger], ChargeResult]
-OnResult = Callable[[ChargeResult | Exception], None]
+Result = ChargeResult | Exception
+OnResult = Callable[[Result], None]
 
 
 class PendingChange(Struct, frozen=True):
@@ -85,9 +87,14 @@ class LedgerWriter(Protocol):
 class LedgerCommitter:
     """Commits changes to ledgers on threads of its own; callers may submit from any thread."""
 
-    def __init__(self, store: LedgerStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: LedgerStore,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
         self._store, self._clock = store, clock
-        self._turns = WriteTurns(secrets.token_hex(WRITER_BYTES))
+        self._turns = WriteTurns(secrets.token_hex(WRITER_BYTES), wall_clock_ms)
         self.counts = CommitCounts()
         self._queue = WorkQueue(clock)
         # Guards the three fields below. A change is either in `_pending` or with the one worker that has its namespace,
@@ -114,7 +121,8 @@ class LedgerCommitter:
             pending = [change for changes in self._pending.values() for change in changes]
             self._pending.clear()
         self._queue.shut_down()
-        complete_all(pending, Unavailable(SHUTTING_DOWN))
+        for each, result in all_failed(pending, SHUTTING_DOWN):
+            complete(each, result)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(10)
@@ -141,7 +149,7 @@ class LedgerCommitter:
         """See LedgerWriter."""
         future: Future[ChargeResult] = Future()
 
-        def on_result(result: ChargeResult | Exception) -> None:
+        def on_result(result: Result) -> None:
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:
@@ -156,108 +164,104 @@ class LedgerCommitter:
 
     def _run(self) -> None:
         while (namespace := self._queue.get()) is not None:
-            batch = self._take_batch(namespace)
-            try:
-                self._commit(namespace, batch)
-            except Exception as error:  # the outermost frame of the thread
-                self._log.exception("commit_crashed", namespace=namespace)
-                complete_all(batch, error)
-            finally:
-                self._queue.done(namespace)
+            self.commit_pending(namespace)
+            self._queue.done(namespace)
+
+    def commit_pending(self, namespace: str) -> bool:
+        """Commit the changes of a namespace that are pending; returns whether there were any."""
+        batch = self._take_batch(namespace)
+        try:
+            completed = self._commit(namespace, batch)
+        except Exception as error:  # the outermost frame of the thread
+            self._log.exception("commit_crashed", namespace=namespace)
+            completed = [(pending, error) for pending in batch]
+        for pending, result in completed:
+            complete(pending, result)
+        return bool(batch)
 
     def _take_batch(self, namespace: str) -> list[PendingChange]:
         with self._lock:
             return self._pending.pop(namespace, [])
 
-    def _reject_expired(self, batch: list[PendingChange]) -> list[PendingChange]:
-        """Complete the changes whose deadline leaves no time for a call, and return the others.
-
-        Otherwise one late caller would shorten the timeout of the whole batch.
-        """
+    def _commit(self, namespace: str, batch: list[PendingChange]) -> list[tuple[PendingChange, Result]]:
+        """Apply a batch and write the ledger; returns the changes that are completed. All others are queued again."""
+        # One late caller must not shorten the timeout of the whole batch.
         earliest = self._clock() + MIN_CALL_S
-        expired = [pending for pending in batch if pending.deadline <= earliest]
-        complete_all(expired, Unavailable("the ledger of this namespace could not be written in time; retry"))
-        return [pending for pending in batch if pending.deadline > earliest]
-
-    def _commit(self, namespace: str, batch: list[PendingChange]) -> None:
-        """Apply a batch, write the ledger, and complete every change; or queue the batch again."""
-        batch = self._reject_expired(batch)
+        expired = all_failed((pending for pending in batch if pending.deadline <= earliest), NOT_IN_TIME)
+        batch = [pending for pending in batch if pending.deadline > earliest]
         if not batch:
-            return
+            return expired
         if (delay_s := self._turns.delay_s(namespace)) > 0:
-            self._requeue(namespace, batch, delay_s)
-            return
+            return expired + self._requeue(namespace, batch, delay_s)
         began_ms = self._turns.clock_ms()
         try:
-            results = self._apply(namespace, batch, began_ms)
+            return expired + self._apply(namespace, batch, began_ms)
         except (Conflict, NotFound):
             self.counts.conflicts += 1
             self._turns.record_attempt(began_ms)
-            self._requeue(namespace, batch, jittered(CONFLICT_DELAY_S, 0.0))
+            return expired + self._requeue(namespace, batch, jittered(CONFLICT_DELAY_S, 0.0))
         except (ApiError, Unavailable) as error:
             # The write may have taken effect. Then it leaves reservations without pods, which expire.
-            complete_all(batch, Unavailable(f"the ledger of this namespace cannot be changed now: {error}"))
-        else:
-            for pending, result in zip(batch, results, strict=False):
-                pending.on_result(result)
+            return expired + all_failed(batch, f"the ledger of this namespace cannot be changed now: {error}")
 
-    def _apply(self, namespace: str, batch: list[PendingChange], began_ms: int) -> list[ChargeResult | Exception]:
-        """Apply a batch and write the ledger; returns the results, or none if the batch was queued again."""
-        remaining_s = min(pending.deadline for pending in batch) - self._clock()
-        store = self._store.bounded(max(MIN_CALL_S, remaining_s))
+    def _apply(self, namespace: str, batch: list[PendingChange], began_ms: int) -> list[tuple[PendingChange, Result]]:
         cached = self._take_cached(namespace)
-        stored = cached or store.read(namespace)
+        stored = cached or self._store_for(batch).read(namespace)
         if stored is None or stored.ledger.state is LedgerState.REQUESTED:
-            self._wait_for_ledger(namespace, store, stored, batch)
-            return []
+            return self._wait_for_ledger(namespace, stored, batch)
         self._turns.observe(namespace, stored.ledger.schedule)
         if (delay_s := self._turns.delay_s(namespace)) > 0:
-            self._requeue(namespace, batch, delay_s)
-            return []
+            return self._requeue(namespace, batch, delay_s)
         results, ledger = apply_changes(stored.ledger, batch)
         if cached is not None and (ledger.changes == 0 or any(map(is_refused, results))):
-            self._requeue(namespace, batch)  # the ledger is no longer cached, and is read then
-            return []
+            return self._requeue(namespace, batch)  # the ledger is no longer cached, and is read then
         # A ledger that is full refuses pods, and newer quotas may not fit into it.
         is_full = ledger.size() > MAX_STORED_BYTES and all(map(is_refused, results))
         if ledger.changes and not is_full:
             ledger.schedule = self._turns.schedule_after_write(stored.ledger.schedule, began_ms)
-            stored = store.write(stored, ledger)
+            stored = self._store_for(batch).write(stored, ledger)
             self.counts.writes += 1
             self._turns.record_attempt(began_ms)
             self._turns.observe(namespace, ledger.schedule)
         self._put_cached(namespace, stored)
         self.counts.batches[len(batch)] += 1
-        return results
+        return list(zip(batch, results, strict=True))
 
-    def _requeue(self, namespace: str, batch: list[PendingChange], delay_s: float = 0.0) -> None:
-        """Put a batch before the changes that have arrived since, and queue its namespace."""
+    def _store_for(self, batch: list[PendingChange]) -> LedgerStore:
+        """Return the store for one call, which must end before the first deadline; raises Unavailable."""
+        remaining_s = min(pending.deadline for pending in batch) - self._clock()
+        if remaining_s < MIN_CALL_S:
+            raise Unavailable(NOT_IN_TIME)
+        return self._store.bounded(remaining_s)
+
+    def _requeue(
+        self, namespace: str, batch: list[PendingChange], delay_s: float = 0.0
+    ) -> list[tuple[PendingChange, Result]]:
+        """Put a batch before the changes that have arrived since; returns those that cannot be queued any longer."""
         with self._lock:
             is_stopping = self._stopping
             if not is_stopping:
                 self._pending[namespace] = batch + self._pending.get(namespace, [])
         if is_stopping:
-            complete_all(batch, Unavailable(SHUTTING_DOWN))
-        else:
-            self._queue.add_after(namespace, delay_s)
+            return all_failed(batch, SHUTTING_DOWN)
+        self._queue.add_after(namespace, delay_s)
+        return []
 
     def _wait_for_ledger(
-        self, namespace: str, store: LedgerStore, stored: StoredLedger | None, batch: list[PendingChange]
-    ) -> None:
+        self, namespace: str, stored: StoredLedger | None, batch: list[PendingChange]
+    ) -> list[tuple[PendingChange, Result]]:
         """Request a ledger that does not exist, and queue the batch again; read-only changes see an empty ledger."""
         readers = [pending for pending in batch if pending.read_only]
-        results, _ = apply_changes(Ledger(namespace, LedgerState.OPEN), readers)
-        for pending, result in zip(readers, results, strict=True):
-            pending.on_result(result)
         writers = [pending for pending in batch if not pending.read_only]
         if stored is None and writers:
-            store.request(namespace)
+            self._store_for(batch).request(namespace)
+        results, _ = apply_changes(Ledger(namespace, LedgerState.OPEN), readers)
         # A change that would expire before the next poll is refused now: the reason says more than a timeout.
         earliest = self._clock() + MIN_CALL_S + 2 * LEDGER_POLL_S
-        for pending in writers:
-            if pending.deadline <= earliest:
-                pending.on_result(ChargeResult(reasons=(ledger_not_open(LedgerState.REQUESTED),)))
-        self._requeue(namespace, [pending for pending in writers if pending.deadline > earliest], LEDGER_POLL_S)
+        refused = ChargeResult(reasons=(ledger_not_open(LedgerState.REQUESTED),))
+        late = [(pending, refused) for pending in writers if pending.deadline <= earliest]
+        waiting = [pending for pending in writers if pending.deadline > earliest]
+        return [*zip(readers, results, strict=True), *late, *self._requeue(namespace, waiting, LEDGER_POLL_S)]
 
     def _take_cached(self, namespace: str) -> StoredLedger | None:
         with self._lock:
@@ -271,10 +275,10 @@ class LedgerCommitter:
             keep_recent(self._cache, namespace, stored, MAX_CACHED)
 
 
-def apply_changes(before: Ledger, batch: list[PendingChange]) -> tuple[list[ChargeResult | Exception], Ledger]:
+def apply_changes(before: Ledger, batch: list[PendingChange]) -> tuple[list[Result], Ledger]:
     """Apply all changes in order to a copy of a ledger; returns the result of each, and the changed copy."""
     ledger = before.copy()
-    results: list[ChargeResult | Exception] = []
+    results: list[Result] = []
     for pending in batch:
         try:
             results.append(pending.change(ledger.copy() if pending.read_only else ledger))
@@ -283,10 +287,16 @@ def apply_changes(before: Ledger, batch: list[PendingChange]) -> tuple[list[Char
     return results, ledger
 
 
-def is_refused(result: ChargeResult | Exception) -> bool:
+def is_refused(result: Result) -> bool:
     return isinstance(result, Exception) or bool(result.reasons)
 
 
-def complete_all(batch: list[PendingChange], error: Exception) -> None:
-    for pending in batch:
-        pending.on_result(error)
+def all_failed(batch: Iterable[PendingChange], message: str) -> list[tuple[PendingChange, Result]]:
+    return [(pending, Unavailable(message)) for pending in batch]
+
+
+def complete(pending: PendingChange, result: Result) -> None:
+    try:
+        pending.on_result(result)
+    except Exception:  # the outermost frame of a caller's code: the others must get their results
+        structlog.get_logger().exception("result_not_delivered")

@@ -96,12 +96,13 @@ class NodeCards:
     """
 
     def __init__(self, known: Iterable[Card] = ()) -> None:
+        """`known` are the cards of the last run, which count as present until the driver has been asked."""
         # Guards the four collections below: a condition is computed from three of them.
         self._lock = threading.Lock()
         self._cards = {card.uuid: card for card in known}
         # Kept apart from faults: a card that was put into MIG mode is no longer listed but still answers health checks,
         # and a successful check must not make it allocatable beside its own MIG devices. Only `update` clears it.
-        self._missing = set(self._cards)
+        self._missing: set[str] = set()
         self._faults: dict[str, str] = {}
         self._cordons: dict[str, str] = {}
 
@@ -111,6 +112,12 @@ class NodeCards:
             cards = {card.uuid: card for card in listed}
             self._missing = set(self._cards.keys() - cards.keys())
             self._cards |= cards
+
+    def mark_missing(self) -> bool:
+        """Make all cards missing, because the driver does not list any; returns whether this is a change."""
+        with self._lock:
+            before, self._missing = self._missing, set(self._cards)
+            return before != self._missing
 
     def missing(self) -> set[str]:
         """Return the uuids of known cards that the driver does not list."""

@@ -1,8 +1,8 @@
 """Decides which cards are healthy, from the XID errors that the driver reports and from periodic checks.
 
 A card becomes unhealthy by an XID that is not ignored, or by failing two checks in a row. It recovers once checks
-succeed and `health.recoverAfterS` have passed since its last XID. Driver calls can block where hardware is broken, so
-they run on threads that nothing else waits for.
+succeed and `health.recoverAfterS` have passed since its last XID; after an XID that needs a reset, once it was reset.
+Driver calls can block where hardware is broken, so each card is checked on a thread of its own.
 """
 
 import threading
@@ -12,9 +12,10 @@ from collections.abc import Callable
 import structlog
 
 from nodeplugin.cards import Card, NodeCards
-from nodeplugin.nvml import Driver, DriverError
+from nodeplugin.nvml import Driver, DriverError, XidEvent
+from nodeplugin.pending_resets import PendingResets
 from settings.configuration import HealthSettings
-from vcuda.xids import describe_xid
+from vcuda.xids import RESET_XIDS, describe_xid
 
 # The uuid of an XID that the driver cannot attribute to a card: any of them may be broken.
 ALL_CARDS = ""
@@ -24,13 +25,14 @@ FAILURE_THRESHOLD = 2
 EVENT_WAIT_S = 1.0
 # When a check that has not returned counts as failed. Far above what a working driver takes: a slow one must not count.
 HANG_TIMEOUT_S = 10.0
+# How long a round waits for its checks: those of working cards have returned by then.
+ROUND_S = 1.0
 
 
 class HealthWatcher:
-    """Watches all cards of the node on two threads, one for XID events and one for checks.
+    """Watches all cards of the node: XID events on one thread, checks on one thread for each card.
 
-    Calls `on_change` when a card becomes unhealthy or recovers, or its reason changes. `rediscover` runs before each
-    round of checks, on the same thread, so that only one thread lists cards.
+    Calls `on_change` when a card becomes unhealthy or recovers, or its reason changes.
     """
 
     def __init__(
@@ -40,12 +42,12 @@ class HealthWatcher:
         settings: HealthSettings,
         on_change: Callable[[], None],
         *,
-        rediscover: Callable[[], None] = lambda: None,
+        resets: PendingResets,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver, self._node_cards, self._settings = driver, node_cards, settings
-        self._on_change, self._rediscover, self._clock = on_change, rediscover, clock
-        # Guards the four dicts below, which both threads and `detect_hang` change.
+        self._on_change, self._resets, self._clock = on_change, resets, clock
+        # Guards the fields below, which all threads change.
         self._lock = threading.Lock()
         # The last XID of each card that counts, and when it was reported.
         self._last_xids: dict[str, tuple[int, float]] = {}
@@ -54,8 +56,10 @@ class HealthWatcher:
         self._check_errors: dict[str, str] = {}
         # How often each XID was reported, ignored ones included, for the metrics.
         self.xids: dict[tuple[str, int], int] = {}
-        # The card whose check runs now, and since when. Assigned as a whole, so it is read without the lock.
-        self._running_check: tuple[str, float] | None = None
+        # Since when the check of a card runs: no second one is started beside one that hangs.
+        self._running: dict[str, float] = {}
+        # Cards that were away since they needed a reset.
+        self._were_away: set[str] = set()
         self._stopping = threading.Event()
         self.last_poll_at = clock()
         self._log = structlog.get_logger()
@@ -78,8 +82,9 @@ class HealthWatcher:
     def alive(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)
 
-    def record_xid(self, uuid: str, xid: int) -> None:
-        """Count an XID; one that is not ignored makes its card unhealthy, or all cards if `uuid` is ALL_CARDS."""
+    def record_xid(self, event: XidEvent) -> None:
+        """Count an XID; one that is not ignored makes its card unhealthy, or all cards if it names none."""
+        uuid, xid = event.uuid, event.xid
         with self._lock:
             self.xids[uuid, xid] = self.xids.get((uuid, xid), 0) + 1
         is_ignored = xid in self._settings.ignored_xids
@@ -87,33 +92,62 @@ class HealthWatcher:
         if is_ignored:
             return
         for card in self._node_cards.cards():
-            # The driver reports XIDs for the physical card, and containers hold its MIG devices.
-            if uuid in {ALL_CARDS, card.uuid, card.parent}:
+            if concerns(event, card):
                 with self._lock:
                     self._last_xids[card.uuid] = xid, self._clock()
+                    # Not if any card may be meant: all cards of a node would be lost until a reboot.
+                    if xid in RESET_XIDS and uuid != ALL_CARDS:
+                        self._resets.put(card.uuid, xid)
+                        self._were_away.discard(card.uuid)
         self.evaluate()
 
     def poll(self) -> None:
-        """Check every card once."""
+        """Check every card once; a card whose last check still runs is left out."""
+        checks = []
         for card in self._node_cards.cards():
-            self._running_check = card.uuid, self._clock()
-            self._record_check(card, self._driver.check_card(card))
-            self._running_check = None
+            with self._lock:
+                if card.uuid in self._running:
+                    continue
+                self._running[card.uuid] = self._clock()
+            checks.append(threading.Thread(target=self._check, args=(card,), name=f"check-{card.index}", daemon=True))
+            checks[-1].start()
+        deadline = time.monotonic() + ROUND_S
+        for check in checks:
+            check.join(max(0.0, deadline - time.monotonic()))
         self.last_poll_at = self._clock()
         self.evaluate()
 
     def detect_hang(self) -> None:
-        """Make a card unhealthy whose check has not returned in time.
-
-        Must be called from a thread that makes no driver calls: the polling thread is the one that is blocked.
-        """
-        check = self._running_check
-        if check is None or self._clock() - check[1] < HANG_TIMEOUT_S:
-            return
+        """Make cards unhealthy whose checks have not returned in time."""
         with self._lock:
-            self._failed_checks[check[0]] = FAILURE_THRESHOLD
-            self._check_errors[check[0]] = f"no answer from the driver for {HANG_TIMEOUT_S:.0f} s"
-        self.evaluate()
+            hanging = [uuid for uuid, since in self._running.items() if self._clock() - since >= HANG_TIMEOUT_S]
+            for uuid in hanging:
+                self._failed_checks[uuid] = FAILURE_THRESHOLD
+                self._check_errors[uuid] = f"no answer from the driver for {HANG_TIMEOUT_S:.0f} s"
+        if hanging:
+            self.evaluate()
+
+    def _check(self, card: Card) -> None:
+        try:
+            error = self._driver.check_card(card)
+            needs_reset = self._driver.needs_reset(card) if not error and card.uuid in self._resets.xids else None
+        except Exception:  # the outermost frame of the thread
+            self._log.exception("card_check_failed", card=card.uuid)
+            error, needs_reset = "the check failed: see the log of the node plugin", None
+        with self._lock:
+            self._running.pop(card.uuid, None)
+        self._record_check(card, error)
+        self._record_reset(card, error, needs_reset=needs_reset)
+
+    def _record_reset(self, card: Card, error: str, *, needs_reset: bool | None) -> None:
+        with self._lock:
+            if card.uuid not in self._resets.xids:
+                return
+            if error or card.uuid in self._node_cards.missing():
+                self._were_away.add(card.uuid)
+            elif needs_reset is False or (needs_reset is None and card.uuid in self._were_away):
+                self._resets.remove(card.uuid)
+                self._were_away.discard(card.uuid)
 
     def _record_check(self, card: Card, error: str) -> None:
         with self._lock:
@@ -136,6 +170,8 @@ class HealthWatcher:
             failed_checks = self._failed_checks.get(card.uuid, 0)
             if failed_checks >= FAILURE_THRESHOLD:
                 return self._check_errors[card.uuid]
+            if (xid := self._resets.xids.get(card.uuid)) is not None:
+                return f"{describe_xid(xid)}; reset the card (nvidia-smi --gpu-reset) or reboot the node"
             xid, at = self._last_xids.get(card.uuid, (0, 0.0))
             if xid and self._clock() - at < self._settings.recover_after_s:
                 return describe_xid(xid)
@@ -147,12 +183,15 @@ class HealthWatcher:
         subscribed: tuple[Card, ...] = ()
         while not self._stopping.is_set():
             try:
+                if not self._driver.is_open:
+                    self._stopping.wait(min(self._settings.poll_s, EVENT_WAIT_S))
+                    continue
                 if subscribed != (cards := self._node_cards.cards()):
                     self._driver.subscribe(cards)
                     subscribed = cards
                 event = self._driver.wait_for_xid(min(self._settings.poll_s, EVENT_WAIT_S))
                 if event is not None:
-                    self.record_xid(event.uuid, event.xid)
+                    self.record_xid(event)
             except DriverError as error:
                 self._log.warning("xid_events_unavailable", error=str(error))
                 subscribed = ()
@@ -165,7 +204,18 @@ class HealthWatcher:
     def _poll_loop(self) -> None:
         while not self._stopping.wait(self._settings.poll_s):
             try:
-                self._rediscover()
-                self.poll()
+                # Cards of the last run are not judged before the driver has been loaded.
+                if self._driver.is_open:
+                    self.poll()
+                self.detect_hang()
             except Exception:  # the outermost frame of the thread, which must not end
                 self._log.exception("health_poll_failed")
+
+
+def concerns(event: XidEvent, card: Card) -> bool:
+    """Whether an XID makes a card unhealthy: the driver reports it for the card, and of slices only if it is of one."""
+    if event.uuid in {ALL_CARDS, card.uuid}:
+        return True
+    if event.uuid != card.parent:
+        return False
+    return event.gpu_instance in {-1, card.gpu_instance} and event.compute_instance in {-1, card.compute_instance}

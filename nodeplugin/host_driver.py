@@ -39,12 +39,17 @@ MAJOR, CONTROL_MINOR = 195, 255
 # Containers run as any user; access is limited by their device cgroup, not by the mode.
 NODE_MODE = 0o666
 MODPROBE_TIMEOUT_S = 20
+UVM = "nvidia-uvm"
 # Where containers have the driver's programs and libraries.
 CONTAINER_FOLDER = "/usr/local/nvidia"
 # Below the driver's folder: files that containers have at the same path from their root.
 SHARED = "share"
 # For ldconfig in a container: at its start by our hook, or whenever its image runs it.
 LOADER_FILE, LOADER_TEXT = f"{SHARED}/etc/ld.so.conf.d/00-quotient.conf", f"{CONTAINER_FOLDER}/lib64\n"
+
+
+class MissingDeviceNode(OSError):  # noqa: N818 - a state of the node
+    """A device node without which a container's GPUs do not work, and that cannot be created; the message says why."""
 
 
 class DeviceNode(Struct, frozen=True):
@@ -111,7 +116,10 @@ class HostDriver:
         return "/" + str(path.relative_to(self._host))
 
     def device_nodes(self, cards: Iterable[Card]) -> list[DeviceNode]:
-        """Return the device nodes that a container with these cards needs; creates those that do not exist."""
+        """Return the device nodes that a container with these cards needs; creates those that do not exist.
+
+        Raises MissingDeviceNode: programs in a container without one of them fail, and do not tell the cause.
+        """
         nodes: dict[str, DeviceNode] = {}
         for card in cards:
             name = f"nvidia{card.minor}"
@@ -120,7 +128,7 @@ class HostDriver:
             nodes |= {node.container: node for node in self._mig_nodes(card)}
         for name, is_required in (
             ("nvidiactl", True),
-            ("nvidia-uvm", True),
+            (UVM, True),
             ("nvidia-uvm-tools", False),
             ("nvidia-modeset", False),
         ):
@@ -128,6 +136,11 @@ class HostDriver:
                 self._create_control(name)
             if (self.dev / name).exists():
                 nodes[name] = self._node(name)
+            elif is_required:
+                raise MissingDeviceNode(
+                    f"{self.host_path(self.dev / name)} does not exist and cannot be created: load the kernel module "
+                    f"({'modprobe nvidia-uvm' if name == UVM else 'modprobe nvidia'}) on the node"
+                )
         self.link_devices()
         return list(nodes.values())
 
@@ -144,14 +157,18 @@ class HostDriver:
             return
         folder = self._proc / f"driver/nvidia/capabilities/gpu{card.minor}/mig/gi{card.gpu_instance}"
         for file in (folder / "access", folder / f"ci{card.compute_instance}" / "access"):
-            with suppress(OSError, StopIteration):
+            try:
                 lines = file.read_text().splitlines()
                 minor = int(next(line.split(":")[1] for line in lines if line.startswith("DeviceFileMinor")))
-                name = f"nvidia-caps/nvidia-cap{minor}"
+            except (OSError, StopIteration, ValueError, IndexError) as error:
+                raise MissingDeviceNode(f"{file} does not name the device node of MIG slice {card.uuid}") from error
+            name = f"nvidia-caps/nvidia-cap{minor}"
+            with suppress(OSError):
                 (self.dev / "nvidia-caps").mkdir(exist_ok=True)
-                self._create(name, self._major("nvidia-caps"), minor)
-                if (self.dev / name).exists():
-                    yield self._node(name)
+            self._create(name, self._major("nvidia-caps"), minor)
+            if not (self.dev / name).exists():
+                raise MissingDeviceNode(f"{self.host_path(self.dev / name)} of MIG slice {card.uuid} does not exist")
+            yield self._node(name)
 
     def _create_control(self, name: str) -> None:
         if name == "nvidiactl":

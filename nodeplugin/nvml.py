@@ -9,6 +9,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +26,12 @@ LIBRARY = "libnvidia-ml.so.1"
 PATHS = {0: "board", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
 # NVML_NVLINK_DEVICE_TYPE_SWITCH
 NVLINK_SWITCH = 2
-# NVML_NVLINK_MAX_LINKS of the newest driver. A card with fewer links fails with "not supported" at the first beyond.
+# NVML_NVLINK_MAX_LINKS of the newest driver.
 MAX_NVLINKS = 36
+# In events: the whole card, not an instance of it.
+NO_INSTANCE = 0xFFFFFFFF
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from r565 on, and its value for none.
+RECOVERY_ACTION, NO_ACTION = 230, 0
 # Processes are sampled several times a second; utilization is the maximum within this window.
 UTILIZATION_WINDOW_US = 1_000_000
 # NVML_TEMPERATURE_GPU
@@ -58,10 +63,15 @@ class MeasuredUsage(Struct, frozen=True):
 
 
 class XidEvent(Struct, frozen=True):
-    """An XID error of a card; `uuid` is empty if the driver cannot attribute it."""
+    """An XID error of a card; `uuid` is empty if the driver cannot attribute it.
+
+    The instances are -1 unless it concerns one MIG slice of the card.
+    """
 
     uuid: str
     xid: int
+    gpu_instance: int = -1
+    compute_instance: int = -1
 
 
 def load_bindings() -> Any:  # noqa: ANN401 - a module
@@ -82,7 +92,12 @@ class Driver:
         self._handles: dict[str, Any] = {}
         # By the address of a handle: a card that is lost no longer reports the uuid of its handle.
         self._uuids: dict[int, str] = {}
+        # What does not change while a card is there, so that a discovery asks for it once.
+        self._known: dict[str, Card] = {}
+        self.is_open = False
         self._events: Any = None
+        # A function that the library lacks is reported in two ways, one of which is no NVMLError.
+        self._errors = (bindings.NVMLError, bindings.NVMLLibraryMismatchError)
         self._log = structlog.get_logger()
 
     def open(self) -> "Driver":
@@ -100,6 +115,7 @@ class Driver:
                 f"the NVIDIA driver does not respond: {error}; check that it is installed and loaded (nvidia-smi), and "
                 f"that nodePlugin.driverRoot contains {LIBRARY}"
             ) from None
+        self.is_open = True
         return self
 
     def close(self) -> None:
@@ -122,16 +138,19 @@ class Driver:
         for index in range(count):
             try:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                physical.append((self._read_card(handle, index), handle))
+                physical.append((self._find_card(handle, index), handle))
             except self._nvml.NVMLError as error:
                 self._log.warning("card_unreadable", index=index, error=str(error))
-        linked = [(replace(card, links=self._read_links(card, handle, physical)), handle) for card, handle in physical]
+        if {card.uuid for card, _ in physical} != {card.uuid for card in self._known.values() if not card.is_mig}:
+            links = self._read_links(physical)
+            physical = [(replace(card, links=links[card.uuid]), handle) for card, handle in physical]
         listed: list[tuple[Card, Any]] = []
-        for card, handle in linked:
+        for card, handle in physical:
             listed += self._read_mig_devices(card, handle) if self._is_in_mig_mode(handle) else [(card, handle)]
         # Physical cards in MIG mode included: XIDs are reported for them.
-        self._handles = {card.uuid: handle for card, handle in (*linked, *listed)}
-        self._uuids = {handle_address(handle): card.uuid for card, handle in linked}
+        self._known = {card.uuid: card for card, _ in (*physical, *listed)}
+        self._handles = {card.uuid: handle for card, handle in (*physical, *listed)}
+        self._uuids = {handle_address(handle): card.uuid for card, handle in physical}
         return tuple(card for card, _ in listed)
 
     def check_card(self, card: Card) -> str:
@@ -146,6 +165,14 @@ class Driver:
             # A card that was reset has a new handle.
             self._handles[uuid] = handle
         return ""
+
+    def needs_reset(self, card: Card) -> bool | None:
+        """Whether the driver wants a card to be reset; None if it is too old to say."""
+        handle = self._handles.get(card.parent or card.uuid)
+        values = self._call(lambda: self._nvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_ACTION]), None)
+        if not values or values[0].nvmlReturn != self._nvml.NVML_SUCCESS:
+            return None
+        return int(values[0].value.uiVal) != NO_ACTION
 
     def usage(self, card: Card) -> MeasuredUsage:
         """Measure a card; one that was never listed, or is lost, has no values."""
@@ -189,7 +216,8 @@ class Driver:
             raise DriverError(f"the NVIDIA driver no longer reports XID errors: {error}") from None
         known = self._uuids.get(handle_address(event.device), "")
         uuid = known or str(self._call(lambda: self._nvml.nvmlDeviceGetUUID(event.device), ""))
-        return XidEvent(uuid, int(event.eventData))
+        instances = (int(event.gpuInstanceId), int(event.computeInstanceId))
+        return XidEvent(uuid, int(event.eventData), *(-1 if each == NO_INSTANCE else each for each in instances))
 
     def _unsubscribe(self) -> None:
         if self._events is not None:
@@ -201,11 +229,14 @@ class Driver:
         """Make a call that not every driver or card supports; returns the default if it fails."""
         try:
             return function()
-        except self._nvml.NVMLError:
+        except self._errors:
             return default
 
-    def _read_card(self, handle: Any, index: int) -> Card:  # noqa: ANN401 - an opaque handle of NVML's
-        memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
+    def _find_card(self, handle: Any, index: int) -> Card:  # noqa: ANN401 - an opaque handle of NVML's
+        known = self._known.get(str(self._nvml.nvmlDeviceGetUUID(handle)))
+        return known if known is not None and known.index == index else self._read_card(handle, index)
+
+    def _read_card(self, handle: Any, index: int) -> Card:  # noqa: ANN401
         capability = self._call(lambda: self._nvml.nvmlDeviceGetCudaComputeCapability(handle), ())
         pci = self._call(lambda: self._nvml.nvmlDeviceGetPciInfo(handle), None)
         bus_id = str(pci.busId) if pci is not None else ""
@@ -214,11 +245,21 @@ class Driver:
             index=index,
             minor=self._call(lambda: int(self._nvml.nvmlDeviceGetMinorNumber(handle)), index),
             product=str(self._nvml.nvmlDeviceGetName(handle)),
-            memory_mib=0 if memory is None else int(memory.total) // MIB,
+            memory_mib=self._usable_mib(handle),
             capability=".".join(map(str, capability)),
             numa=self._read_numa_node(handle, bus_id),
             bus_id=bus_id,
         )
+
+    def _usable_mib(self, handle: Any) -> int:  # noqa: ANN401
+        """Return the memory that containers can have: without what the driver reserves; 0 if it is not reported."""
+        version = self._nvml.nvmlMemory_v2
+        memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle, version), None)
+        if memory is not None:
+            return (int(memory.total) - int(memory.reserved)) // MIB
+        # Before r510, where the total does not include it.
+        memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
+        return 0 if memory is None else int(memory.total) // MIB
 
     def _read_numa_node(self, handle: Any, bus_id: str) -> int | None:  # noqa: ANN401
         # The kernel knows it for every PCI device, NVML only with newer drivers. sysfs writes PCI domains with four
@@ -240,12 +281,15 @@ class Driver:
             part = self._call(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)  # noqa: B023
             if part is None:
                 continue
-            memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(part), None)  # noqa: B023
+            uuid = str(self._nvml.nvmlDeviceGetUUID(part))
+            if (known := self._known.get(uuid)) is not None and known.index == card.index:
+                devices.append((known, part))
+                continue
             device = replace(
                 card,
-                uuid=str(self._nvml.nvmlDeviceGetUUID(part)),
+                uuid=uuid,
                 product=str(self._nvml.nvmlDeviceGetName(part)),
-                memory_mib=0 if memory is None else int(memory.total) // MIB,
+                memory_mib=self._usable_mib(part),
                 links={},  # MIG devices cannot use NVLink or peer-to-peer access
                 parent=card.uuid,
                 gpu_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetGpuInstanceId(part)), -1),  # noqa: B023
@@ -254,22 +298,18 @@ class Driver:
             devices.append((device, part))
         return devices
 
-    def _read_links(self, card: Card, handle: Any, cards: Sequence[tuple[Card, Any]]) -> dict[str, str]:  # noqa: ANN401
-        """Return how a card reaches each other one, by uuid: over NVLink with the number of links, or over PCIe."""
-        to_switch, to_card = self._count_nvlinks(handle)
-        links: dict[str, str] = {}
-        for other, other_handle in cards:
-            if other.uuid == card.uuid:
-                continue
-            count = to_card.get(other.bus_id, 0)
-            if to_switch:
-                # Any card reaches any other through an NVSwitch, as fast as the one with fewer links.
-                count += min(to_switch, self._count_nvlinks(other_handle)[0])
+    def _read_links(self, cards: Sequence[tuple[Card, Any]]) -> dict[str, dict[str, str]]:
+        """Return how each card reaches each other one: over NVLink with the number of links, or over PCIe."""
+        nvlinks = {card.uuid: self._count_nvlinks(handle) for card, handle in cards}
+        links: dict[str, dict[str, str]] = {card.uuid: {} for card, _ in cards}
+        for (card, handle), (other, other_handle) in combinations(cards, 2):
+            (to_switch, to_card), (other_to_switch, _) = nvlinks[card.uuid], nvlinks[other.uuid]
+            # Any card reaches any other through an NVSwitch, as fast as the one with fewer links.
+            count = to_card.get(other.bus_id, 0) + min(to_switch, other_to_switch)
             path = self._call(lambda: self._nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other_handle), None)  # noqa: B023
-            if count:
-                links[other.uuid] = f"nvlink{count}"
-            elif path in PATHS:
-                links[other.uuid] = PATHS[path]
+            link = f"nvlink{count}" if count else PATHS.get(path, "")
+            if link:
+                links[card.uuid][other.uuid] = links[other.uuid][card.uuid] = link
         return links
 
     def _count_nvlinks(self, handle: Any) -> tuple[int, dict[str, int]]:  # noqa: ANN401
@@ -279,22 +319,31 @@ class Driver:
             try:
                 if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
                     continue
-            except self._nvml.NVMLError:
-                break
+            except self._errors:
+                continue  # a link that the board does not use; the next ones may be there
             if self._call(lambda: self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link), 0) == NVLINK_SWITCH:  # noqa: B023
                 to_switch += 1
             elif remote := self._call(lambda: self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link), None):  # noqa: B023
                 to_card[str(remote.busId)] = to_card.get(str(remote.busId), 0) + 1
         return to_switch, to_card
 
+    def _list_processes(self, handle: Any, kind: str) -> Sequence[Any]:  # noqa: ANN401
+        """List the processes of one kind, by the newest function that the library has: before r510, version 2."""
+        for version in (3, 2):
+            try:
+                found: Sequence[Any] = getattr(self._nvml, f"nvmlDeviceGet{kind}RunningProcesses_v{version}")(handle)
+            except self._nvml.NVMLError as error:
+                if error.value != self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                    break
+            else:
+                return found
+        return ()
+
     def _read_processes(self, handle: Any) -> tuple[GpuProcess, ...]:  # noqa: ANN401
         memory: dict[int, int] = {}
         none: list[Any] = []
-        for list_processes in (
-            self._nvml.nvmlDeviceGetComputeRunningProcesses,
-            self._nvml.nvmlDeviceGetGraphicsRunningProcesses,
-        ):
-            for process in self._call(lambda: list_processes(handle), none):  # noqa: B023
+        for kind in ("Compute", "Graphics"):
+            for process in self._list_processes(handle, kind):
                 memory[int(process.pid)] = int(process.usedGpuMemory or 0) // MIB
         since_us = int(time.time() * 1_000_000) - UTILIZATION_WINDOW_US
         utilization: dict[int, int] = {}

@@ -4,6 +4,8 @@ The kubelet shows the text on the pod, after "Quotient: ", as the message of an 
 container start. So each one names the pod and the container, says what is wrong, and ends with a remedy.
 """
 
+from nodeplugin.host_driver import MissingDeviceNode
+
 # A pod that the kubelet rejected stays Failed; nothing but a new pod is admitted again.
 RECREATE = "delete the pod; its controller creates it again"
 
@@ -19,6 +21,8 @@ def container_title(pod: str, container: str) -> str:
 
 def cannot_create_files(title: str, error: OSError) -> AllocationRefused:
     """Build the refusal for a container whose limits, CDI file or device nodes cannot be created on this node."""
+    if isinstance(error, MissingDeviceNode):
+        return AllocationRefused(f"{title}: {error}; then {RECREATE}")
     path = f"{error.filename}: " if error.filename else ""
     return disk_problem(title, f"its files cannot be created: {path}{error.strerror or error}")
 

@@ -1,13 +1,12 @@
 """The node plugin as a whole: builds its parts from the configuration, connects them, starts and stops them.
 
-Two loops are here because they touch several parts: discovery of cards, which runs on the health watcher's thread, and
-the reconciler, which releases the allocations of pods that are gone.
+The reconciler is here because it touches several parts: it releases the allocations of pods that are gone.
 """
 
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +22,9 @@ from nodeplugin.allocation_store import AllocationStore, UnreleasedPods
 from nodeplugin.cards import Card, NodeCards
 from nodeplugin.cgroups import running_pods
 from nodeplugin.checkpoint import CHECKPOINT_FILE, AllocationCheckpoint, BadCheckpoint, PodAllocation, read_checkpoint
-from nodeplugin.device_ids import Resource, device_list_problem
+from nodeplugin.device_ids import Resource
 from nodeplugin.device_plugin import Registrar
+from nodeplugin.discovery import CannotServe, CardDiscovery
 from nodeplugin.health import HealthWatcher
 from nodeplugin.host_driver import HostDriver
 from nodeplugin.injection import Injector, detect_mode
@@ -32,7 +32,8 @@ from nodeplugin.kubelet import Kubelet
 from nodeplugin.metrics import Metrics
 from nodeplugin.monitor import MonitorServer
 from nodeplugin.node_publisher import NodePublisher
-from nodeplugin.nvml import Driver, DriverError
+from nodeplugin.nvml import Driver
+from nodeplugin.pending_resets import PendingResets
 from nodeplugin.pods import NodePods, PodsByUid
 from nodeplugin.sampling import Sampler
 from settings.configuration import Configuration
@@ -41,9 +42,6 @@ from vcuda.injection_modes import InjectionMode
 from vcuda.names import names_for
 from vcuda.scheme import build_scheme
 
-# How often cards are listed again: more often while the driver is unavailable or a card is missing.
-REDISCOVER_S = 30.0
-REDISCOVER_SOON_S = 5.0
 # Allocations are also compared with the pods without any event, in case one was missed.
 RESYNC_S = 60.0
 # How often the reconciler wakes up. While it has work left it retries earlier, with exponential backoff.
@@ -53,10 +51,6 @@ RETRY_BACKOFF = Backoff(first_s=0.5, max_s=RECONCILE_S)
 COALESCE_S = 0.1
 # Registration waits for this call, and an API server that is down must not delay it.
 DETECT_TIMEOUT_S = 1.0
-
-
-class CannotServe(Exception):  # noqa: N818 - a problem of the configuration or the node, not of this process
-    """The plugin cannot serve this node with this configuration; the message says why."""
 
 
 class Service:
@@ -115,12 +109,22 @@ class Service:
             self.node_cards,
             on_change=self._on_change,
             unwritten_placements=lambda: unwritten_placements(self.allocations.all(), self.pods.cached_pods()),
-            driver_version=lambda: self._driver_version,
+            driver_version=lambda: self.discovery.version,
             namespace=configuration.system_namespace,
         )
         self.allocations.on_change(self._on_change)
+        self.discovery = CardDiscovery(
+            self.driver,
+            self.host_driver,
+            self.node_cards,
+            configuration.memory_unit_mib,
+            cards_in_use=lambda: {uuid for pod in self.allocations.all().values() for uuid in pod.usage},
+            on_version=self._start_injector,
+            on_change=self._on_change,
+            on_failure=self._fail,
+        )
         self.health = HealthWatcher(
-            self.driver, self.node_cards, settings.health, self._on_change, rediscover=self._rediscover
+            self.driver, self.node_cards, settings.health, self._on_change, resets=PendingResets(self._folder, boot)
         )
         self.sampler = Sampler(self.driver, self.node_cards, self.pods.cached_pods, self.allocations.all)
         self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.health.xids), self._status)
@@ -138,32 +142,33 @@ class Service:
         self.ending = threading.Event()
         # Coalesces pod changes.
         self._pods_changed = threading.Event()
-        # Empty once the driver is open: readiness shows it, and `_find_cards` opens the driver while it is not empty.
-        self._driver_error = "the NVIDIA driver is not loaded yet"
-        self._driver_version = ""
-        # Inode and modification time of the driver library that this process has loaded.
-        self._library: tuple[int, int] | None = None
-        self._rediscovered_at = time.monotonic()
+        # Guards the start of the injector, once its mode is known, with the newest version of the driver.
+        self._injecting = threading.Lock()
+        self._may_inject = False
+        self._has_started = False
         self.failure = ""
         self._log = structlog.get_logger()
         self._reconciler = threading.Thread(target=self._reconcile_loop, name="reconciler", daemon=True)
 
     def start(self) -> "Service":
-        """Start all parts; does not wait for the registration with the kubelet, which may not run yet."""
+        """Start all parts; waits neither for the kubelet, which may not run yet, nor long for the driver."""
         began = time.monotonic()
-        # The probes come first: opening the driver may take long.
         self.monitor.start()
-        self._find_cards()
+        self.discovery.start()
+        if self.failure:
+            raise CannotServe(self.failure)
         self.publisher.start()
         self.pods.start(self._on_pod_change)
         if self._mode is None:
             self.injector.mode = self._detect_injection()
-        self.injector.start(self._driver_version)
+        self._may_inject = True
+        self._start_injector()
         # Before registration: a kubelet may send calls at once, and they must see all existing allocations.
         self.allocations.recover()
         self.registrar.start()
         self.health.start()
         self._reconciler.start()
+        self._has_started = True
         self._log.info(
             "nodeplugin_started",
             node=self.node,
@@ -182,6 +187,7 @@ class Service:
         self.pods.stop()
         self._reconciler.join(10)
         self.health.stop()
+        self.discovery.stop()
         self.monitor.stop()
         self.kubelet.close()
         self.driver.close()
@@ -193,57 +199,6 @@ class Service:
         self.stop()
         if self.failure:
             raise CannotServe(self.failure)
-
-    def _find_cards(self) -> None:
-        """List the cards. Without a driver the known cards stay as they are, and the next discovery tries again."""
-        try:
-            self._check_library()
-            if self._driver_error:
-                self.driver.open()
-            cards = self.driver.cards()
-        except DriverError as error:
-            if str(error) != self._driver_error:
-                self._log.error("driver_unavailable", error=str(error))
-            self._driver_error = str(error)
-            return
-        self._driver_error = ""
-        if (version := self.driver.version()) != self._driver_version:
-            # At start the injector is started later, once its mode is known.
-            if self._reconciler.is_alive():
-                self.injector.start(version)
-            self._driver_version = version
-        if problem := device_list_problem(cards, self._unit_mib):
-            raise CannotServe(problem)
-        before = self.node_cards.cards()
-        self.node_cards.update(cards)
-        self._forget_repartitioned(cards)
-        if before != self.node_cards.cards():
-            self._log.info("cards_discovered", cards=[f"{card.index}: {card.product}" for card in cards])
-
-    def _check_library(self) -> None:
-        """Locate the driver's library; raises CannotServe if it was replaced, which takes a new process to load."""
-        self.host_driver.locate()
-        library = self.host_driver.find_library()
-        identity = (library.stat().st_ino, library.stat().st_mtime_ns) if library else None
-        # A library that is gone is not an error yet: an upgrade removes the old one first.
-        if self._library is not None and identity not in {None, self._library}:
-            raise CannotServe("the NVIDIA driver library was replaced: restart the node plugin to load the new one")
-        self._library = identity or self._library
-        self.driver.library = library
-
-    def _forget_repartitioned(self, cards: Iterable[Card]) -> None:
-        """Forget cards that were put into MIG mode, and MIG devices that were removed, once no pod holds them.
-
-        Other missing cards are broken and stay listed as unhealthy.
-        """
-        present = {card.uuid for card in cards} | {card.parent for card in cards}
-        in_use = {uuid for pod in self.allocations.all().values() for uuid in pod.usage}
-        missing = self.node_cards.missing() - in_use
-        self.node_cards.forget(
-            card.uuid
-            for card in self.node_cards.cards()
-            if card.uuid in missing and {card.uuid, card.parent} & present - {""}
-        )
 
     def _detect_injection(self) -> InjectionMode:
         try:
@@ -271,6 +226,7 @@ class Service:
                     self.pods.save()
                 # On this thread, which makes no driver calls.
                 self.health.detect_hang()
+                self.discovery.detect_hang()
                 if changed or unreleased or now - resynced > RESYNC_S or not swept:
                     unreleased = self.allocations.release_ended()
                     retries = retries + 1 if unreleased and not changed else 0
@@ -282,25 +238,20 @@ class Service:
             except Exception:  # the outermost frame of the thread, which must not end
                 self._log.exception("reconcile_failed")
 
-    def _rediscover(self) -> None:
-        """List the cards again if it is time; called on the health watcher's thread, the only one that lists them."""
-        is_incomplete = bool(self._driver_error or self.node_cards.missing())
-        if time.monotonic() - self._rediscovered_at < (REDISCOVER_SOON_S if is_incomplete else REDISCOVER_S):
-            return
-        self._rediscovered_at = time.monotonic()
-        try:
-            self._find_cards()
-        except CannotServe as error:
-            # Ends the process by `run`, on the main thread.
-            self._log.error("cannot_serve", error=str(error))
-            self.failure = str(error)
-            self.ending.set()
-        self._on_change()
-
     def _sweep(self) -> None:
         self.allocations.remove_orphans()
         if not self.allocations.all():
             self.injector.remove_old_drivers()
+
+    def _start_injector(self) -> None:
+        with self._injecting:
+            if self._may_inject:
+                self.injector.start(self.discovery.version)
+
+    def _fail(self, failure: str) -> None:
+        """End the process by `run`, on the main thread."""
+        self.failure = failure
+        self.ending.set()
 
     def _on_pod_change(self) -> None:
         self._pods_changed.set()
@@ -322,7 +273,10 @@ class Service:
 
     def not_live(self) -> list[str]:
         """Return why the process has to be restarted: a thread that has ended does not come back."""
+        if not self._has_started:
+            return []  # no part has ended, and none is waited for without limit
         is_alive = {
+            "discovery": self.discovery.alive,
             "registrar": self.registrar.alive,
             "reconciler": self._reconciler.is_alive(),
             "publisher": self.publisher.alive,
@@ -333,7 +287,9 @@ class Service:
     def not_ready(self) -> list[str]:
         """Return what keeps the plugin from serving pods."""
         unregistered = "" if self.registrar.registered else "not registered: the kubelet does not watch the devices yet"
-        return [problem for problem in (unregistered, self._driver_error, self.allocations.write_error) if problem]
+        return [
+            problem for problem in (unregistered, self.discovery.problem(), self.allocations.write_error) if problem
+        ]
 
 
 def unwritten_placements(allocations: Mapping[str, PodAllocation], pods: PodsByUid) -> list[PodAllocation]:

@@ -13,6 +13,9 @@ def may_use(options: PodOptions, gpu: Gpu) -> bool:
 
 def may_use_model(options: PodOptions, model: str) -> bool:
     parsed = parse_model(model)
+    # A pod that names neither a slice nor a UUID wants cards, and may need all of one.
+    if parsed.mig_profile and not options.models and not options.uuids:
+        return False
     if options.models and not any(matches(wanted, parsed) for wanted in options.models):
         return False
     return not any(matches(avoided, parsed) for avoided in options.avoided_models)

@@ -86,6 +86,10 @@ def candidates(quotas: Iterable[Quota], options: PodOptions, cards: Mapping[str,
     )
     known: dict[str, Candidate] = {}
     unknown: dict[str, Candidate] = {}
+    if not options.models:
+        # A MIG slice has to be named by the pod: a quota that lists it does not make all pods of a namespace run on it.
+        available = [each for each in available if not each.model.mig_profile]
+        lines = tuple(line for line in lines if not parse_model(line).mig_profile)
     for pattern in options.models or lines:
         matching = [each for each in available if matches(pattern, each.model)]
         known.update((each.model.name, each) for each in matching if each.model.name not in known)

@@ -108,9 +108,11 @@ def matches(pattern: str, model: GpuModel) -> bool:
 
     The pattern has to contain the whole family: `RTX` matches nothing, `RTX-3090` does not match the 3090 Ti, and
     `A100-80GB` matches every A100 with 80 GB, such as the SXM4 and the PCIe card. Only the series before a number may
-    be left out: `3090` matches the RTX 3090.
+    be left out: `3090` matches the RTX 3090. A MIG slice is no card: `A100-MIG` and `A100-MIG-1g.5gb` match one.
     """
     wanted, family = lower_words(pattern), lower_words(model.family)
+    if model.mig_profile and MIG not in wanted:
+        return False
     # `in` advances the iterator, so the words have to appear in this order.
     rest = iter(lower_words(model.name)[len(family) :])
     # A model may be named by its number alone too: in a quota, or in a pod, before a node has such a card.

@@ -7,7 +7,7 @@ limits, however old its own view of the quotas is. A compare-and-swap replaces t
 
     {"v": 1, "namespace": "<uid>", "state": "open", "quotasAt": 4711, "quotas": [...], "holders": [...],
      "groups": [{"charge": {"model": "A100", "cores": 50, "memoryMiB": 7680}, "since": 1700000000, "pods": "<uids>"}],
-     "names": {"<uid>": "train-0"}, "schedule": {"writers": {"3f9c2a": 1700000000000}, "turnMs": 20}}
+     "names": {"<uid>": "train-0"}, "schedule": {"writers": {"3f9c2a": [1700000000000, 30, 20]}}}
 
 Pods with equal charges form a group, with 22 characters for each pod: 30,000 pods fit into one ConfigMap. Only a
 reservation has its pod's name: by it the controller finds out that the pod cannot be created, because another one has
@@ -95,7 +95,7 @@ class LedgerDocument(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     holders: tuple[Holder, ...] = ()
     names: dict[PodKey, str] = {}
     unconfirmed: Unconfirmed | None = None
-    schedule: WriteSchedule = WriteSchedule()
+    schedule: WriteSchedule | None = None
 
 
 DECODER = decoder_for(LedgerDocument)
@@ -344,7 +344,7 @@ def encode_ledger(ledger: Ledger) -> str:
         holders=ledger.holders,
         names=dict(ledger.reserved_names()),
         unconfirmed=ledger.unconfirmed,
-        schedule=ledger.schedule,
+        schedule=ledger.schedule if ledger.schedule.writers else None,
     )
     return msgspec.json.encode(document).decode()
 
@@ -356,7 +356,7 @@ def decode_ledger(text: str) -> Ledger:
         raise ValueError(f"ledger version {document.v} is not supported, expected {VERSION}")
     ledger = Ledger(document.namespace, document.state)
     ledger.holders, ledger.unconfirmed = document.holders, document.unconfirmed
-    ledger.schedule = document.schedule
+    ledger.schedule = document.schedule or WriteSchedule()
     ledger.set_quotas(document.quotas, document.quotas_at, document.versions)
     # Filled directly: `put` would search and join the keys of a group once for each of its pods.
     for group in document.groups:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from vcuda.allowed_gpus import may_use, may_use_model
 from vcuda.gpu_availability import NO_USAGE, GpuAvailability, GpuUsage, available_gpus
+from vcuda.gpu_model import parse_model
 from vcuda.gpu_topology import best_sets
 from vcuda.inventory import Gpu
 from vcuda.isolation import Isolation
@@ -67,6 +68,8 @@ def no_allowed_gpu(options: PodOptions, gpus: Sequence[GpuAvailability]) -> str:
         return "this node has no GPU that the pod's lists of UUIDs allow"
     if options.models:
         return f"this node has no GPU of the requested models: {', '.join(options.models)}"
+    if any(parse_model(each.gpu.model).mig_profile for each in gpus):
+        return "this node only has MIG slices, and the pod does not name one in use-gputype"
     return f"this node only has GPUs of excluded models: {', '.join(options.avoided_models)}"
 
 

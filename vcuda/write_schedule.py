@@ -2,9 +2,11 @@
 
 Of the writers that read one version of a ledger and write at the same moment, all but one get a conflict. So a ledger
 has a schedule, which every process reads alike: the process that has not written for longest may write first, each of
-the others one turn later, and so on in a circle. Only efficiency depends on that, and on the clocks of nodes: the
+the others after the turns of those before it, and so on in a circle. Only efficiency depends on that: the
 compare-and-swap decides.
 """
+
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -12,48 +14,76 @@ from msgspec import Struct
 FORGET_MS = 10_000
 # More than the replicas of webhook and scheduler that write one ledger within that time.
 MAX_WRITERS = 16
-# Bounds of a turn, which is as long as most reads and writes of a ledger take.
-MIN_TURN_MS, MAX_TURN_MS = 10.0, 100.0
-# The part of a turn in which a write may start: one that starts later would end in the turn of the next writer.
+# Bounds of a turn's length.
+MIN_TURN_MS, MAX_TURN_MS = 10, 1000
+# The part of its turn in which a process may start to write: what starts later would end in the turn of the next one.
 START_PART = 0.5
-# How much the measurement of one writer changes the length of turns. If that changed much from one version to the next,
-# the turns of processes that know different versions would overlap.
-SMOOTHING = 0.1
+# A process without a turn, as the controller or one that has just started, needs a time without writes that is longer
+# than its own read and write. After BUSY_MS with shorter ones, all others leave it one.
+BUSY_MS, PAUSE_MS = 1000, 150
+
+
+class Turn(Struct, frozen=True, array_like=True):
+    """When a process began its last write, on its own clock, how long its turns are, and how long its writes take."""
+
+    at_ms: int
+    length_ms: int
+    takes_ms: int
 
 
 class WriteSchedule(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """When processes began their last write, in milliseconds since the epoch, and how long a turn is from now on."""
+    """The last turn of each process, and for how long there was no pause.
 
-    writers: dict[str, int] = {}
-    turn_ms: float = 0.0
+    Clocks of nodes differ: methods take by how much the clock of each other process is ahead, as far as it is known.
+    """
 
-    def after_write(self, writer: str, began_ms: int, took_ms: float) -> "WriteSchedule":
-        """Return the schedule after a write; `took_ms` is what most writes of this process take."""
-        known = self.writers.items()
-        writers = {each: at_ms for each, at_ms in known if began_ms - at_ms < FORGET_MS} | {writer: began_ms}
-        recent = sorted(writers, key=writers.__getitem__)[-MAX_WRITERS:]
-        turn_ms = self.turn_ms + SMOOTHING * (took_ms - self.turn_ms) if self.turn_ms else took_ms
-        turn_ms = round(min(max(turn_ms, MIN_TURN_MS), MAX_TURN_MS), 1)
-        return WriteSchedule({each: writers[each] for each in recent}, turn_ms)
+    writers: dict[str, Turn] = {}
+    busy_ms: int = 0
+
+    def after_write(self, writer: str, turn: Turn, ahead_ms: Mapping[str, int]) -> "WriteSchedule":
+        """Return the schedule after a write of this process, whose turn that was."""
+        now_ms = turn.at_ms
+        others = {each: turn for each, turn in self.writers.items() if each != writer}
+        recent = sorted(
+            (each for each, turn in others.items() if now_ms - corrected_ms(each, turn, ahead_ms) < FORGET_MS),
+            key=lambda each: corrected_ms(each, others[each], ahead_ms),
+        )[1 - MAX_WRITERS :]
+        idle_ms = now_ms - self._last_ms(now_ms, ahead_ms)
+        # The pause is over with the first write, of whichever process.
+        busy_ms = 0 if idle_ms >= PAUSE_MS or self.busy_ms >= BUSY_MS else self.busy_ms + max(0, idle_ms)
+        return WriteSchedule({each: others[each] for each in recent} | {writer: turn}, busy_ms)
 
     def has_others(self, writer: str) -> bool:
         return len(self.writers) > (writer in self.writers)
 
-    def next_start_ms(self, writer: str, now_ms: int) -> int:
+    def next_start_ms(self, writer: str, now_ms: int, ahead_ms: Mapping[str, int]) -> int:
         """Return when this process may start to write, from now on.
 
         The only writer leaves a turn free after each write, so that another one can write for the first time.
         """
-        last_ms = max(self.writers.values(), default=0)
-        # A writer without a turn has to try. So does one whose clock is behind: it would wait for that difference.
-        if writer not in self.writers or last_ms > now_ms:
+        own = self.writers.get(writer)
+        last_ms = self._last_ms(now_ms, ahead_ms)
+        # A writer without a turn has to try. So does one that knows nothing of the last one's clock.
+        if own is None or last_ms > now_ms:
             return now_ms
-        before = sum(at_ms < self.writers[writer] for at_ms in self.writers.values())
-        first_ms = last_ms + int((before + 1) * self.turn_ms)
-        if before == 0:
+        order = sorted(self.writers, key=lambda each: corrected_ms(each, self.writers[each], ahead_ms))
+        lengths_ms = [self.writers[each].length_ms for each in order]
+        position = order.index(writer)
+        pause_ms = PAUSE_MS if self.busy_ms >= BUSY_MS else 0
+        first_ms = last_ms + lengths_ms[-1] + pause_ms + sum(lengths_ms[:position])
+        if position == 0:
             return max(
                 now_ms, first_ms
             )  # even late: as the turns move with every write, it could be late again and again
-        circle_ms = int(len(self.writers) * self.turn_ms)
-        missed = -((first_ms + int(START_PART * self.turn_ms) - now_ms) // circle_ms)
+        circle_ms = sum(lengths_ms)
+        missed = -((first_ms + int(START_PART * own.length_ms) - now_ms) // circle_ms)
         return max(now_ms, first_ms + max(0, missed) * circle_ms)
+
+    def _last_ms(self, now_ms: int, ahead_ms: Mapping[str, int]) -> int:
+        """Return when the last write began; long ago if there was none."""
+        times_ms = (corrected_ms(each, turn, ahead_ms) for each, turn in self.writers.items())
+        return max(times_ms, default=now_ms - FORGET_MS)
+
+
+def corrected_ms(writer: str, turn: Turn, ahead_ms: Mapping[str, int]) -> int:
+    return turn.at_ms - ahead_ms.get(writer, 0)

@@ -33,6 +33,9 @@ HARDWARE_XIDS = {
     140: "unrecovered ECC error",
 }
 
+# After these the card does not work until it is reset or the machine is rebooted, however well it answers.
+RESET_XIDS = frozenset({46, 48, 61, 62, 64, 74, 79, 95, 119, 120, 140})
+
 DESCRIPTIONS = APPLICATION_XIDS | HARDWARE_XIDS
 
 

@@ -19,6 +19,7 @@ from nodeplugin.compiler import run_compiler
 from nodeplugin.nvml import LIBRARY
 
 DESCRIPTION = "gpus.yaml"
+R510 = 510
 FLAGS = ("-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
 
 
@@ -29,11 +30,11 @@ class NoAliasDumper(yaml.SafeDumper):
         return True
 
 
-def compile_library() -> Path:
+def compile_library(*definitions: str) -> Path:
     """Return the compiled library from the user's cache; compiles it once per version of its source."""
     source = resources.files(__name__).joinpath("nvml.c").read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quotient" / "fake-driver"
-    target = cache / hashlib.sha256(source).hexdigest()[:16] / LIBRARY
+    target = cache / hashlib.sha256(source + repr(definitions).encode()).hexdigest()[:16] / LIBRARY
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def compile_library() -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         file, compiled = Path(scratch) / "nvml.c", Path(scratch) / LIBRARY
         file.write_bytes(source)
-        run_compiler(*FLAGS, "-o", str(compiled), str(file), "-lpthread", "-ldl")
+        run_compiler(*FLAGS, *definitions, "-o", str(compiled), str(file), "-lpthread", "-ldl")
         compiled.replace(target)
     return target
 
@@ -52,8 +53,13 @@ def install(folder: Path, description: Mapping[str, Any] | str) -> Path:
     describe(folder, description)
     target = folder / LIBRARY
     if not target.exists():
-        shutil.copy(compile_library(), target)
+        shutil.copy(compile_library(*(("-DR470",) if is_before_r510(folder) else ())), target)
     return target
+
+
+def is_before_r510(folder: Path) -> bool:
+    version = str((yaml.safe_load((folder / DESCRIPTION).read_text()) or {}).get("driver", ""))
+    return version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < R510
 
 
 def describe(folder: Path, description: Mapping[str, Any] | str) -> None:

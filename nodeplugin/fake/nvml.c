@@ -4,6 +4,8 @@
  * when it has changed, so a card that is marked as lost there is lost with the next call. `nodeplugin/fake/gpus.yaml`
  * documents its content. Supported YAML: block mappings and sequences of plain or quoted scalars, and flow collections
  * on a single line. `nodeplugin.fake.describe` converts any YAML to this form.
+ *
+ * Compiled with -DR470 it lacks the functions that a driver of that branch lacks.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,6 +37,10 @@ static const struct { const char *name; unsigned level; } PATHS[] = {
 #define MAX_PATH 256
 /* nvmlEventTypeXidCriticalError */
 #define XID_EVENT 8ULL
+/* NVML_FI_DEV_GET_GPU_RECOVERY_ACTION */
+#define RECOVERY_ACTION 230
+/* An event of the whole card. */
+#define NO_INSTANCE 0xFFFFFFFF
 
 /* The content of the file, flattened to paths and values: cards[0].uuid = GPU-1. */
 struct fact { char *path, *value; };
@@ -419,13 +425,36 @@ int nvmlDeviceGetMemoryInfo(struct handle *device, struct memory *found) {
     WITH_DEVICE("memory");
     return done(memory(device, found));
 }
+#ifndef R470
 int nvmlDeviceGetMemoryInfo_v2(struct handle *device, struct memory_v2 *found) {
     WITH_DEVICE("memory");
     struct memory plain = {0, 0, 0};
     error = memory(device, &plain);
-    found->total = plain.total, found->reserved = 0, found->free = plain.free, found->used = plain.used;
+    found->total = plain.total, found->reserved = number(of(device, "reservedMiB"), 0) << 20;
+    found->used = plain.used;
+    found->free = plain.free > found->reserved ? plain.free - found->reserved : 0;
     return done(error);
 }
+#endif
+
+/* Only what GPU needs to be reset, which is known from r565 on: recoveryAction, 0 if none. */
+struct field_value {
+    unsigned field, scope;
+    long long at, latency;
+    int type, result;
+    union { unsigned number; unsigned long long wide; double real; } value;
+};
+#ifndef R470
+int nvmlDeviceGetFieldValues(struct handle *device, int count, struct field_value *values) {
+    WITH_DEVICE("fields");
+    for (int each = 0; each < count; each++) {
+        const char *configured = get("cards[%d].recoveryAction", device->card);
+        values[each].result = values[each].field == RECOVERY_ACTION && configured ? SUCCESS : NOT_SUPPORTED;
+        values[each].value.wide = number(configured, 0);
+    }
+    return done(SUCCESS);
+}
+#endif
 
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 static int pci(int card, struct pci *found) {
@@ -480,6 +509,8 @@ static int peer_of(int card, unsigned link, int *peer) {
 }
 int nvmlDeviceGetNvLinkState(struct handle *device, unsigned link, unsigned *active) {
     WITH_DEVICE("nvlink");
+    if (link < number(get("cards[%d].unusedNvlinks", device->card), 0)) return done(NOT_SUPPORTED);
+    link -= (unsigned)number(get("cards[%d].unusedNvlinks", device->card), 0);
     int peer, any = has("links[0].nvlink") || get("cards[%d].nvswitchLinks", device->card);
     *active = (unsigned)peer_of(device->card, link, &peer);
     return done(*active ? SUCCESS : any && link < 18 ? SUCCESS : NOT_SUPPORTED);
@@ -487,6 +518,7 @@ int nvmlDeviceGetNvLinkState(struct handle *device, unsigned link, unsigned *act
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct handle *device, unsigned link, struct pci *found) {
     WITH_DEVICE("nvlink");
     int peer;
+    link -= (unsigned)number(get("cards[%d].unusedNvlinks", device->card), 0);
     if (!peer_of(device->card, link, &peer)) return done(NOT_SUPPORTED);
     if (peer >= 0) return done(pci(peer, found));
     memset(found, 0, sizeof *found);
@@ -496,6 +528,7 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct handle *device, unsigned link, st
 int nvmlDeviceGetNvLinkRemoteDeviceType(struct handle *device, unsigned link, unsigned *type) {
     WITH_DEVICE("nvlink");
     int peer;
+    link -= (unsigned)number(get("cards[%d].unusedNvlinks", device->card), 0);
     if (!peer_of(device->card, link, &peer)) return done(NOT_SUPPORTED);
     *type = peer >= 0 ? 0 : 2;
     return done(SUCCESS);
@@ -542,7 +575,7 @@ int nvmlDeviceIsMigDeviceHandle(struct handle *device, unsigned *is) {
 }
 
 struct process { unsigned pid; unsigned long long used; unsigned gi, ci; };
-int nvmlDeviceGetComputeRunningProcesses_v3(struct handle *device, unsigned *count, struct process *found) {
+int nvmlDeviceGetComputeRunningProcesses_v2(struct handle *device, unsigned *count, struct process *found) {
     WITH_DEVICE("processes");
     unsigned total = 0;
     while (get("cards[%d].processes[%u].pid", device->card, total)) total++;
@@ -555,12 +588,20 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct handle *device, unsigned *cou
             number(get("cards[%d].processes[%u].memoryMiB", device->card, each), 0) << 20, 0xFFFFFFFF, 0xFFFFFFFF};
     return done(SUCCESS);
 }
-int nvmlDeviceGetGraphicsRunningProcesses_v3(struct handle *device, unsigned *count, struct process *found) {
+int nvmlDeviceGetGraphicsRunningProcesses_v2(struct handle *device, unsigned *count, struct process *found) {
     (void)found;
     WITH_DEVICE("processes");
     *count = 0;
     return done(SUCCESS);
 }
+#ifndef R470
+int nvmlDeviceGetComputeRunningProcesses_v3(struct handle *device, unsigned *count, struct process *found) {
+    return nvmlDeviceGetComputeRunningProcesses_v2(device, count, found);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct handle *device, unsigned *count, struct process *found) {
+    return nvmlDeviceGetGraphicsRunningProcesses_v2(device, count, found);
+}
+#endif
 struct sample { unsigned pid; unsigned long long at; unsigned sm, mem, enc, dec; };
 int nvmlDeviceGetProcessUtilization(struct handle *device, struct sample *found, unsigned *count, unsigned long long since) {
     WITH_DEVICE("processUtilization");
@@ -627,7 +668,9 @@ int nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_m
             unsigned long long xid = number(get("events[%d].xid", set->reported), 0);
             set->reported++;
             if (card < 0 || card >= MAX_CARDS || !(set->cards >> card & 1)) continue;
-            *event = (struct event){&handles[card][0], XID_EVENT, xid, 0xFFFFFFFF, 0xFFFFFFFF};
+            unsigned gi = (unsigned)number(get("events[%d].gi", set->reported - 1), NO_INSTANCE);
+            unsigned ci = (unsigned)number(get("events[%d].ci", set->reported - 1), NO_INSTANCE);
+            *event = (struct event){&handles[card][0], XID_EVENT, xid, gi, ci};
             return done(SUCCESS);
         }
         done(SUCCESS);

@@ -202,6 +202,7 @@ def test_codes_are_stable() -> None:
         "QuantityInvalid",
         "QuotaInvalid",
         "LedgerNotOpen",
+        "TooManyUnconfirmed",
         "CardUnknown",
         "CoreInvalid",
         "MemoryInvalid",

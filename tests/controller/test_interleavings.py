@@ -1,5 +1,6 @@
 """Interleavings of webhook replicas and controllers, killed and paused at any call to the cluster: the quota holds."""
 
+import itertools
 import random
 import uuid
 from contextlib import suppress
@@ -14,7 +15,7 @@ from cluster.events import EventRecorder
 from cluster.in_memory import InMemoryCluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES, PODS, ConfigMap, Metadata
 from controller.quota_controller import QuotaController
-from ledger.committing import LedgerCommitter, PendingChange
+from ledger.committing import LedgerCommitter
 from ledger.ledger_store import LedgerStore
 from ledger.quota_cache import QuotaCache
 from tests.controller.stepping import Actor, SteppingCluster
@@ -38,6 +39,11 @@ QUOTAS = {
 }
 SIZES = st.tuples(st.sampled_from([100, 50, 10]), st.sampled_from([("A100",), (), ("T4",)]))
 HARD = {"wide": ({"A100": 200, "T4": 100}, 5), "tight": ({"A100": 100, "T4": 50}, 1000)}
+
+
+def commit_all(committer: LedgerCommitter) -> None:
+    while committer.commit_pending(TEAM):
+        pass
 
 
 class PodToCreate:
@@ -75,7 +81,7 @@ class World(RuleBasedStateMachine):
         self.requested = 0
         self.ledger_was_lost = False
         self.quota = "wide"
-        self.committers = [LedgerCommitter(LedgerStore(self.cluster, SYSTEM), lambda: self.now) for _ in range(3)]
+        self.committers = [self.new_committer() for _ in range(3)]
         self.controllers = [self.new_controller() for _ in range(2)]
 
     @initialize()
@@ -86,6 +92,11 @@ class World(RuleBasedStateMachine):
         for quota_controller in self.controllers:
             self.sync(quota_controller)
         self.controllers[0].reconcile(TEAM)
+
+    def new_committer(self) -> LedgerCommitter:
+        # Each look at this clock is a minute later: no turn is waited for, so every interleaving is possible.
+        minutes_ms = itertools.count(step=60_000)
+        return LedgerCommitter(LedgerStore(self.cluster, SYSTEM), lambda: self.now, lambda: next(minutes_ms))
 
     def new_controller(self) -> QuotaController:
         scheme = build_scheme()
@@ -126,9 +137,10 @@ class World(RuleBasedStateMachine):
         taken = existing[0] if existing else ""
         pods = [PodToCreate(self.requested + index, *size, self.now, taken) for index, size in enumerate(sizes)]
         self.requested += len(pods)
-        batch = [PendingChange(self.charge(pod), self.now + CALL_S, self.answer(pod)) for pod in pods]
         committer = self.committers[replica]
-        self.start(f"webhook {replica}", lambda: committer._commit(TEAM, batch))
+        for pod in pods:
+            committer.submit(TEAM, self.charge(pod), CALL_S, self.answer(pod))
+        self.start(f"webhook {replica}", lambda: commit_all(committer))
 
     def charge(self, pod: PodToCreate) -> Any:
         demand = lambda _: Amounts({CORES: pod.cores, MEMORY: 256, COUNT: 1})  # noqa: E731
@@ -182,7 +194,7 @@ class World(RuleBasedStateMachine):
         self.actors.remove(actor)
         if actor.name.startswith("webhook"):
             index = int(actor.name.split()[1])
-            self.committers[index] = LedgerCommitter(LedgerStore(self.cluster, SYSTEM), lambda: self.now)
+            self.committers[index] = self.new_committer()
 
     @rule(data=st.data(), is_created=st.booleans())
     @precondition(lambda self: self.in_flight)

@@ -13,7 +13,7 @@ import pytest
 from cluster.errors import Conflict
 from cluster.in_memory import InMemoryCluster
 from cluster.objects import CONFIG_MAPS, NAMESPACES
-from ledger.committing import LedgerCommitter
+from ledger.committing import LedgerCommitter, PendingChange, Result
 from ledger.ledger_store import LedgerStore
 from ledger.write_turns import wall_clock_ms
 from tests.waiting import eventually
@@ -25,6 +25,7 @@ from vcuda.names import LEDGER_KEY, LEDGER_PREFIX
 from vcuda.namespace_policy import Mode
 from vcuda.pod_options import PodOptions
 from vcuda.quota import parse_quota
+from vcuda.write_schedule import Turn
 
 SYSTEM, TEAM = "quotient-system", "team"
 
@@ -242,7 +243,7 @@ def test_changes_that_wait_for_a_turn_are_completed_together(cluster: FaultyClus
     stored = store.read(TEAM)
     assert stored is not None
     ledger = stored.ledger.copy()
-    ledger.schedule = ledger.schedule.after_write(committer._turns.writer, wall_clock_ms(), 300.0)
+    ledger.schedule = ledger.schedule.after_write(committer._turns.writer, Turn(wall_clock_ms(), 300, 10), {})
     store.write(stored, ledger)
     committer._turns.observe(TEAM, ledger.schedule)
     committer.start()
@@ -254,3 +255,56 @@ def test_changes_that_wait_for_a_turn_are_completed_together(cluster: FaultyClus
     committer.stop()
     assert cluster.reads - reads <= 2
     assert committer.counts.writes == 1
+
+
+def test_a_ledger_that_cannot_be_requested_completes_each_change_once(
+    cluster: FaultyCluster, committer: LedgerCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that write nothing: a second result would be a second HTTP response, or end the thread."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise Unavailable("etcd takes no writes")
+
+    monkeypatch.setattr(cluster, "create", fail)
+    cluster.may_write.clear()
+    results: dict[str, list[Result]] = {"blocker": [], "reader": [], "writer": []}
+    committer.submit(TEAM, charge(1), 10, results["blocker"].append)
+    committer.submit("default", charge(1), 10, results["reader"].append, read_only=True)
+    committer.submit("default", charge(1), 10, results["writer"].append)
+    cluster.may_write.set()
+    eventually(lambda: all(results.values()), "all results")
+    committer.stop()
+    assert [len(each) for each in results.values()] == [1, 1, 1]
+    assert isinstance(results["writer"][0], Unavailable)
+
+
+def test_a_caller_that_fails_does_not_end_the_thread(cluster: FaultyCluster, committer: LedgerCommitter) -> None:
+    def fail(_: Result) -> None:
+        raise ZeroDivisionError
+
+    committer.submit(TEAM, charge(1), 10, fail)
+    assert not committer.apply(TEAM, charge(1), 5).reasons
+    assert committer.alive
+
+
+@pytest.mark.parametrize(("deadline_s", "timeouts_s"), [(3.0, [3.0, 1.8]), (1.3, [1.3])])
+def test_reading_and_writing_share_one_deadline(
+    monkeypatch: pytest.MonkeyPatch, deadline_s: float, timeouts_s: list[float]
+) -> None:
+    """A write that begins with too little time left would end after its caller has given up."""
+    cluster, now, timeouts = InMemoryCluster(), [100.0], list[float]()
+    store = LedgerStore(cluster, SYSTEM)
+    for name in (SYSTEM, TEAM):
+        cluster.create(NAMESPACES, {"metadata": {"name": name}})
+    store.create(TEAM, Ledger("uid", LedgerState.OPEN))
+
+    def bounded(timeout_s: float) -> LedgerStore:
+        timeouts.append(timeout_s)
+        now[0] += 1.2  # as long as each call takes
+        return store
+
+    monkeypatch.setattr(store, "bounded", bounded)
+    committer = LedgerCommitter(store, lambda: now[0])
+    ((_, result),) = committer._commit(TEAM, [PendingChange(charge(1), now[0] + deadline_s, print)])
+    assert timeouts == pytest.approx(timeouts_s)
+    assert isinstance(result, Unavailable) == (len(timeouts_s) == 1)

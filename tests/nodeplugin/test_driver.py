@@ -171,8 +171,8 @@ def test_nvlinks_are_counted(bench: Bench, count: int) -> None:
 
 def test_the_path_of_undescribed_links_follows_from_the_numa_nodes(bench: Bench) -> None:
     assert links_between(bench, gpu(0, numa=0), gpu(1, numa=0)) == ("node", "node")
-    bench.change(machine(gpu(0, numa=0), gpu(1, numa=1)))
-    assert [each.links for each in bench.driver.cards()] == [{"GPU-1": "sys"}, {"GPU-0": "sys"}]
+    bench.change(machine(gpu(2, numa=0), gpu(3, numa=1)))
+    assert [each.links for each in bench.driver.cards()] == [{"GPU-3": "sys"}, {"GPU-2": "sys"}]
 
 
 def test_cards_reach_each_other_through_an_nvswitch(bench: Bench) -> None:
@@ -551,3 +551,71 @@ def test_the_environment_can_name_another_description(
     (tmp_path / "other.yaml").write_text("cards: [{uuid: GPU-elsewhere}]\n")
     monkeypatch.setenv("QUOTIENT_FAKE_GPUS", str(tmp_path / "other.yaml"))
     assert [each.uuid for each in bench.driver.open().cards()] == ["GPU-elsewhere"]
+
+
+# Drivers before r510, and what is asked once.
+
+
+def test_a_driver_of_r470_is_measured_by_its_own_functions(bench: Bench) -> None:
+    """The bindings' unversioned functions raise an exception there that is no NVMLError."""
+    (card,) = bench.cards(gpu(0, usedMiB=100, processes=[{"pid": 7, "memoryMiB": 300, "sm": 20}]), driver="470.223.02")
+    assert not hasattr(pynvml.nvmlLib, "nvmlDeviceGetComputeRunningProcesses_v3")
+    assert card.memory_mib == 40960
+    usage = bench.driver.usage(card)
+    assert usage.processes == (GpuProcess(7, 300, 20),)
+    assert usage.used_mib == 400
+    assert bench.driver.needs_reset(card) is None
+
+
+def test_memory_that_the_driver_reserves_is_not_offered(bench: Bench) -> None:
+    (card,) = bench.cards(gpu(0, reservedMiB=424))
+    assert card.memory_mib == 40960 - 424
+
+
+def test_nvlinks_behind_an_unused_one_are_counted(bench: Bench) -> None:
+    first, _ = bench.cards(*(gpu(index, nvswitchLinks=12, unusedNvlinks=2) for index in range(2)))
+    assert first.links == {"GPU-1": "nvlink12"}
+
+
+def test_what_cannot_change_is_asked_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen cards at a switch took 9,873 calls every 30 s."""
+    bench.open(machine(*(gpu(index, nvswitchLinks=12) for index in range(16))))
+    calls = count_calls(monkeypatch)
+    cards = bench.driver.cards()
+    first = len(calls)
+    assert first < 16 * (36 + 2 * 12 + 10) + 16 * 15
+    assert bench.driver.cards() == cards
+    assert len(calls) - first <= 1 + 4 * 16
+
+
+def test_a_replaced_card_is_read_again(bench: Bench) -> None:
+    bench.cards(gpu(0), gpu(1))
+    bench.change(machine(gpu(0), gpu(2, product="Tesla T4", memoryMiB=15360)))
+    assert [(each.uuid, each.memory_mib) for each in bench.driver.cards()] == [("GPU-0", 40960), ("GPU-2", 15360)]
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+    find = pynvml._nvmlGetFunctionPointer
+
+    def find_counted(name: str) -> Any:
+        calls.append(name)
+        return find(name)
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", find_counted)
+    return calls
+
+
+def test_an_xid_of_a_mig_device_names_its_instances(bench: Bench) -> None:
+    bench.open(machine(gpu(0, mig=[part(0), part(1)])))
+    bench.driver.subscribe(bench.driver.cards())
+    bench.change(machine(gpu(0, mig=[part(0), part(1)]), events=[{"card": 0, "xid": 94, "gi": 8, "ci": 1}]))
+    assert bench.driver.wait_for_xid(5.0) == XidEvent("GPU-0", 94, 8, 1)
+
+
+@pytest.mark.parametrize(("action", "needs"), [(0, False), (1, True), (2, True), (None, None)])
+def test_the_driver_tells_whether_a_card_has_to_be_reset(
+    bench: Bench, action: int | None, *, needs: bool | None
+) -> None:
+    (card,) = bench.cards(gpu(0, recoveryAction=action))
+    assert bench.driver.needs_reset(card) is needs

@@ -1,20 +1,26 @@
 """When cards become unhealthy and recover, with a simulated clock and driver."""
 
+import tempfile
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from nodeplugin import health
 from nodeplugin.cards import MISSING, Card, NodeCards
 from nodeplugin.health import HealthWatcher
 from nodeplugin.nvml import Driver, DriverError, XidEvent
+from nodeplugin.pending_resets import PendingResets
 from settings.configuration import HealthSettings
 from tests.nodeplugin.builders import card, mig_part
 from tests.waiting import eventually
-from vcuda.xids import describe_xid
+from vcuda.xids import RESET_XIDS, describe_xid
 
 RECOVER_S = 60.0
-COUNTING, IGNORED = 79, 31
-OFF_THE_BUS = "XID 79: GPU has fallen off the bus"
+COUNTING, IGNORED, NEEDS_RESET = 94, 31, 79
+CONTAINED = "XID 94: contained ECC error"
 LOST = "driver error: GPU is lost"
 
 
@@ -23,12 +29,17 @@ class ScriptedDriver(Driver):
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_open = True
+        self.resets: dict[str, bool] = {}
         self.faults: dict[str, str] = {}
         self.reports: list[XidEvent | DriverError | ValueError] = []
         self.subscribed: tuple[Card, ...] = ()
 
     def check_card(self, card: Card) -> str:
         return self.faults.get(card.uuid, "")
+
+    def needs_reset(self, card: Card) -> bool | None:
+        return self.resets.get(card.uuid)
 
     def subscribe(self, cards: object) -> None:
         assert isinstance(cards, tuple)
@@ -46,13 +57,24 @@ class ScriptedDriver(Driver):
 class WatchedCards:
     """Cards with a health watcher. `changes` counts its notifications."""
 
-    def __init__(self, *cards: Card, known: tuple[Card, ...] = ()) -> None:
+    def __init__(self, *cards: Card, known: tuple[Card, ...] = (), folder: Path | None = None, boot: str = "b") -> None:
         self.now, self.changes = 1000.0, 0
         self.driver = ScriptedDriver()
         self.node_cards = NodeCards(known)
         self.node_cards.update(cards)
         settings = HealthSettings(poll_s=0.01, recover_after_s=RECOVER_S, ignored_xids=(IGNORED, 13))
-        self.watcher = HealthWatcher(self.driver, self.node_cards, settings, self._count_change, clock=lambda: self.now)
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="quotient-test-"))
+        self.watcher = HealthWatcher(
+            self.driver,
+            self.node_cards,
+            settings,
+            self._count_change,
+            resets=PendingResets(self._folder, boot),
+            clock=lambda: self.now,
+        )
+
+    def report(self, uuid: str, xid: int, gpu_instance: int = -1, compute_instance: int = -1) -> None:
+        self.watcher.record_xid(XidEvent(uuid, xid, gpu_instance, compute_instance))
 
     def _count_change(self) -> None:
         self.changes += 1
@@ -74,15 +96,15 @@ def watched() -> WatchedCards:
 
 def test_an_xid_that_is_not_ignored_makes_its_card_unhealthy(watched: WatchedCards) -> None:
     """And no other card."""
-    watched.watcher.record_xid("GPU-1", COUNTING)
-    assert watched.faults() == ["", OFF_THE_BUS]
+    watched.report("GPU-1", COUNTING)
+    assert watched.faults() == ["", CONTAINED]
     assert watched.changes == 1
 
 
 def test_an_ignored_xid_is_only_counted(watched: WatchedCards) -> None:
     """Applications cause some XIDs on intact cards."""
-    watched.watcher.record_xid("GPU-0", IGNORED)
-    watched.watcher.record_xid("GPU-0", IGNORED)
+    watched.report("GPU-0", IGNORED)
+    watched.report("GPU-0", IGNORED)
     assert watched.faults() == ["", ""]
     assert watched.changes == 0
     assert watched.watcher.xids == {("GPU-0", IGNORED): 2}
@@ -91,38 +113,38 @@ def test_an_ignored_xid_is_only_counted(watched: WatchedCards) -> None:
 def test_every_xid_is_counted_by_card_and_number(watched: WatchedCards) -> None:
     """Those that make a card unhealthy as well, and those of no particular card."""
     for uuid, xid in (("GPU-0", COUNTING), ("GPU-1", COUNTING), ("GPU-0", 48), ("GPU-0", COUNTING), ("", 62)):
-        watched.watcher.record_xid(uuid, xid)
-    assert watched.watcher.xids == {("GPU-0", 79): 2, ("GPU-1", 79): 1, ("GPU-0", 48): 1, ("", 62): 1}
+        watched.report(uuid, xid)
+    assert watched.watcher.xids == {("GPU-0", 94): 2, ("GPU-1", 94): 1, ("GPU-0", 48): 1, ("", 62): 1}
 
 
 def test_an_xid_of_no_particular_card_makes_all_cards_unhealthy(watched: WatchedCards) -> None:
     """It may be any of them."""
-    watched.watcher.record_xid("", COUNTING)
-    assert watched.faults() == [OFF_THE_BUS, OFF_THE_BUS]
+    watched.report("", COUNTING)
+    assert watched.faults() == [CONTAINED, CONTAINED]
     assert watched.changes == 1
 
 
 def test_an_xid_of_an_unknown_card_has_no_effect(watched: WatchedCards) -> None:
     """The card may have been removed since."""
-    watched.watcher.record_xid("GPU-9", COUNTING)
+    watched.report("GPU-9", COUNTING)
     assert watched.faults() == ["", ""]
 
 
 def test_an_xid_of_a_card_makes_all_its_mig_devices_unhealthy() -> None:
     """The driver reports XIDs for the card, and containers hold its MIG devices."""
     watched = WatchedCards(mig_part(1), mig_part(2), mig_part(3, parent=1))
-    watched.watcher.record_xid("GPU-0", COUNTING)
-    assert watched.faults() == [OFF_THE_BUS, OFF_THE_BUS, ""]
+    watched.report("GPU-0", COUNTING)
+    assert watched.faults() == [CONTAINED, CONTAINED, ""]
 
 
 def test_a_card_recovers_some_time_after_its_last_xid(watched: WatchedCards) -> None:
     """Every further XID restarts that time."""
-    watched.watcher.record_xid("GPU-0", COUNTING)
+    watched.report("GPU-0", COUNTING)
     watched.poll_after(RECOVER_S - 1)
-    assert watched.faults() == [OFF_THE_BUS, ""]
-    watched.watcher.record_xid("GPU-0", 48)
+    assert watched.faults() == [CONTAINED, ""]
+    watched.report("GPU-0", 63)
     watched.poll_after(RECOVER_S - 1)
-    assert watched.faults() == [describe_xid(48), ""]
+    assert watched.faults() == [describe_xid(63), ""]
     watched.poll_after(1)
     assert watched.faults() == ["", ""]
 
@@ -132,7 +154,7 @@ def test_only_changes_are_notified(watched: WatchedCards) -> None:
     watched.watcher.poll()
     assert watched.changes == 0
     for _ in range(3):
-        watched.watcher.record_xid("GPU-0", COUNTING)
+        watched.report("GPU-0", COUNTING)
         watched.watcher.poll()
     assert watched.changes == 1
     watched.poll_after(RECOVER_S)
@@ -171,25 +193,25 @@ def test_a_card_recovers_with_its_first_successful_check(watched: WatchedCards) 
 
 def test_a_successful_check_does_not_cancel_a_recent_xid(watched: WatchedCards) -> None:
     """A card may respond and still be broken."""
-    watched.watcher.record_xid("GPU-0", COUNTING)
+    watched.report("GPU-0", COUNTING)
     watched.driver.faults["GPU-0"] = LOST
     watched.watcher.poll()
-    assert watched.faults() == [OFF_THE_BUS, ""]
+    assert watched.faults() == [CONTAINED, ""]
     watched.watcher.poll()
     assert watched.faults() == [LOST, ""]
     watched.driver.faults.clear()
     watched.watcher.poll()
-    assert watched.faults() == [OFF_THE_BUS, ""]
+    assert watched.faults() == [CONTAINED, ""]
     watched.poll_after(RECOVER_S)
     assert watched.faults() == ["", ""]
 
 
 def test_a_single_failed_check_leaves_an_unhealthy_card_unhealthy(watched: WatchedCards) -> None:
     """The XID has expired, but a failed check is no evidence of recovery: the next check decides."""
-    watched.watcher.record_xid("GPU-0", COUNTING)
+    watched.report("GPU-0", COUNTING)
     watched.driver.faults["GPU-0"] = LOST
     watched.poll_after(RECOVER_S)
-    assert watched.faults() == [OFF_THE_BUS, ""]
+    assert watched.faults() == [CONTAINED, ""]
     watched.driver.faults.clear()
     watched.watcher.poll()
     assert watched.faults() == ["", ""]
@@ -217,8 +239,8 @@ def test_a_card_that_is_missing_at_start_stays_unhealthy_until_it_is_listed() ->
 
 def test_an_xid_of_another_card_does_not_change_a_missing_card() -> None:
     watched = WatchedCards(card(0), known=(card(0), card(1)))
-    watched.watcher.record_xid("GPU-0", COUNTING)
-    assert watched.faults() == [OFF_THE_BUS, MISSING]
+    watched.report("GPU-0", COUNTING)
+    assert watched.faults() == [CONTAINED, MISSING]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +268,7 @@ def test_a_running_watcher_handles_events_and_polls(started: WatchedCards) -> No
     """It subscribes to all cards, and continues after any exception of the driver."""
     started.driver.reports += [DriverError("gone"), ValueError("a bug"), XidEvent("GPU-1", COUNTING)]
     started.driver.faults["GPU-0"] = LOST
-    eventually(lambda: started.faults() == [LOST, OFF_THE_BUS], "both cards to be unhealthy")
+    eventually(lambda: started.faults() == [LOST, CONTAINED], "both cards to be unhealthy")
     assert [each.uuid for each in started.driver.subscribed] == ["GPU-0", "GPU-1"]
     assert started.watcher.alive
 
@@ -258,20 +280,90 @@ def test_stopping_a_watcher_ends_both_threads(watched: WatchedCards) -> None:
     eventually(lambda: not any(thread.is_alive() for thread in watched.watcher._threads), "both threads to end")
 
 
-def test_a_card_whose_check_hangs_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread detects it; when the check returns at last, the card has recovered."""
-    watched = WatchedCards(card(0), card(1))
+def test_a_card_whose_check_hangs_is_unhealthy_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the check returns at last, the card has recovered."""
+    monkeypatch.setattr(health, "ROUND_S", 0.05)
+    watched = WatchedCards(card(0), card(1), card(2))
+    may_return = threading.Event()
+    checked: list[str] = []
 
-    def hang(checked: Card) -> str:
-        if checked.uuid == "GPU-1":
-            watched.now += 5
-            watched.watcher.detect_hang()
-            assert watched.faults() == ["", ""]
-            watched.now += 6
-            watched.watcher.detect_hang()
-            assert watched.faults() == ["", "no answer from the driver for 10 s"]
-        return ""
+    def check(each: Card) -> str:
+        checked.append(each.uuid)
+        if each.uuid == "GPU-1":
+            assert may_return.wait(30)
+        return LOST if each.uuid == "GPU-2" else ""
 
-    monkeypatch.setattr(watched.driver, "check_card", hang)
+    monkeypatch.setattr(watched.driver, "check_card", check)
+    for _ in range(2):
+        watched.poll_after(5)
+    assert sorted(checked) == ["GPU-0", "GPU-0", "GPU-1", "GPU-2", "GPU-2"]
+    watched.watcher.detect_hang()
+    assert watched.faults() == ["", "", LOST]
+    watched.now += 6
+    watched.watcher.detect_hang()
+    assert watched.faults() == ["", "no answer from the driver for 10 s", LOST]
+    may_return.set()
+    eventually(lambda: not watched.watcher._running, "the check to return")
     watched.watcher.poll()
+    assert watched.faults() == ["", "", LOST]
+
+
+@pytest.mark.parametrize(
+    ("instances", "unhealthy"),
+    [((-1, -1), [True, True, True]), ((7, -1), [True, True, False]), ((7, 1), [False, True, False])],
+    ids=["the card", "a GPU instance", "a compute instance"],
+)
+def test_an_xid_of_a_slice_leaves_the_other_slices_alone(instances: tuple[int, int], unhealthy: list[bool]) -> None:
+    at = ((7, 0), (7, 1), (8, 0))
+    parts = [replace(mig_part(n), index=n, gpu_instance=gi, compute_instance=ci) for n, (gi, ci) in enumerate(at)]
+    watched = WatchedCards(*parts)
+    watched.report("GPU-0", COUNTING, *instances)
+    assert [bool(fault) for fault in watched.faults()] == unhealthy
+
+
+@pytest.mark.parametrize("xid", sorted(RESET_XIDS))
+def test_an_xid_that_needs_a_reset_does_not_pass_with_time(xid: int, watched: WatchedCards) -> None:
+    """However well the card answers."""
+    watched.report("GPU-0", xid)
+    watched.poll_after(100 * RECOVER_S)
+    assert watched.faults() == [f"{describe_xid(xid)}; reset the card (nvidia-smi --gpu-reset) or reboot the node", ""]
+
+
+def test_a_card_recovers_when_the_driver_wants_no_reset_any_longer(watched: WatchedCards) -> None:
+    watched.driver.resets["GPU-0"] = True
+    watched.report("GPU-0", NEEDS_RESET)
+    watched.poll_after(10 * RECOVER_S)
+    assert watched.faults()[0]
+    watched.driver.resets["GPU-0"] = False
+    watched.poll_after(RECOVER_S)
+    assert watched.faults() == ["", ""]
+
+
+def test_without_the_drivers_word_a_card_recovers_that_was_away(watched: WatchedCards) -> None:
+    """As it is while it is reset."""
+    watched.report("GPU-0", NEEDS_RESET)
+    watched.driver.faults["GPU-0"] = LOST
+    watched.poll_after(RECOVER_S)
+    watched.poll_after(RECOVER_S)
+    assert watched.faults() == [LOST, ""]
+    watched.driver.faults.clear()
+    watched.poll_after(RECOVER_S)
+    assert watched.faults() == ["", ""]
+
+
+def test_a_needed_reset_outlasts_the_plugin_and_not_the_boot(tmp_path: Path) -> None:
+    WatchedCards(card(0), folder=tmp_path).report("GPU-0", NEEDS_RESET)
+    restarted = WatchedCards(card(0), folder=tmp_path)
+    restarted.poll_after(RECOVER_S)
+    assert "reset" in restarted.faults()[0]
+    rebooted = WatchedCards(card(0), folder=tmp_path, boot="another")
+    rebooted.poll_after(RECOVER_S)
+    assert rebooted.faults() == [""]
+
+
+def test_an_xid_of_no_particular_card_needs_no_reset_of_all(watched: WatchedCards) -> None:
+    """One error that cannot be attributed must not take the node out of service until a reboot."""
+    watched.report("", NEEDS_RESET)
+    assert all(watched.faults())
+    watched.poll_after(RECOVER_S)
     assert watched.faults() == ["", ""]

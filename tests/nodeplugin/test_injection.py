@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import ContainerAllocation
-from nodeplugin.host_driver import DeviceNode, HostDriver
+from nodeplugin.host_driver import DeviceNode, HostDriver, MissingDeviceNode
 from nodeplugin.injection import Injector, detect_mode, mode_of
 from nodeplugin.pods import BoundPod
 from tests.nodeplugin.builders import CARD_MIB, bound, card, mig_part
@@ -141,11 +141,11 @@ def test_several_cards_share_the_common_nodes(host: Host) -> None:
 
 
 @needs_root
-def test_a_kernel_without_the_uvm_module_gets_no_node_for_it(host: Host) -> None:
-    """A node with a wrong major number would be worse than none."""
+def test_without_the_uvm_module_no_container_starts(host: Host) -> None:
+    """Every CUDA program in it would fail, and not say why."""
     host.majors(nvidia=195)
-    nodes = host.driver().device_nodes([card(0)])
-    assert [each.container for each in nodes] == ["/dev/nvidia7", "/dev/nvidiactl"]
+    with pytest.raises(MissingDeviceNode, match=r"/dev/nvidia-uvm does not exist .* modprobe nvidia-uvm"):
+        host.driver().device_nodes([card(0)])
 
 
 @needs_root
@@ -182,10 +182,21 @@ def test_a_mig_device_gets_the_nodes_of_its_instances(host: Host) -> None:
 
 
 @needs_root
-def test_an_unreadable_capability_file_adds_no_node(host: Host) -> None:
-    host.file("../proc/driver/nvidia/capabilities/gpu3/mig/gi1/access", "nothing to see\n")
-    nodes = host.driver().device_nodes([mig_part(1, minor=3)])
-    assert not any("caps" in each.container for each in nodes)
+@pytest.mark.parametrize("content", [None, "nothing to see\n", "DeviceFileMinor: x\n"])
+def test_without_the_node_of_its_instance_no_container_starts(host: Host, content: str | None) -> None:
+    """It would have no access to its MIG slice."""
+    if content is not None:
+        host.file("../proc/driver/nvidia/capabilities/gpu3/mig/gi1/access", content)
+    with pytest.raises(MissingDeviceNode, match="gi1/access does not name the device node of MIG slice MIG-1"):
+        host.driver().device_nodes([mig_part(1, minor=3)])
+
+
+@needs_root
+def test_a_capability_without_a_driver_for_it_starts_no_container(host: Host) -> None:
+    host.majors(nvidia=195, **{"nvidia-uvm": UVM_MAJOR})
+    host.capability("gpu3/mig/gi1", 21)
+    with pytest.raises(MissingDeviceNode, match="nvidia-cap21 of MIG slice MIG-1 does not exist"):
+        host.driver().device_nodes([mig_part(1, minor=3)])
 
 
 @needs_root
@@ -754,7 +765,7 @@ def test_a_cdi_file_whose_folder_is_gone_is_still_found(make: MakeBench) -> None
 
 
 @needs_root
-def test_a_hanging_modprobe_costs_only_the_uvm_node(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_modprobe_that_hangs_is_like_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """It can hang on broken hardware."""
     host.majors(nvidia=195)
     host.file("usr/bin/nvidia-modprobe")
@@ -763,7 +774,8 @@ def test_a_hanging_modprobe_costs_only_the_uvm_node(host: Host, monkeypatch: pyt
         raise subprocess.TimeoutExpired(command, 20)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert [each.container for each in host.driver().device_nodes([card(0)])] == ["/dev/nvidia7", "/dev/nvidiactl"]
+    with pytest.raises(MissingDeviceNode, match="nvidia-uvm"):
+        host.driver().device_nodes([card(0)])
 
 
 @needs_root

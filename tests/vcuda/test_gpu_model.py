@@ -67,7 +67,8 @@ MATCHING = [
     ("Tesla V100", "Tesla V100-SXM2-16GB"),
     ("rtx 3090", "NVIDIA GeForce RTX 3090"),
     ("GeForce-RTX-3090", "NVIDIA GeForce RTX 3090"),
-    ("A100", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
+    ("A100-MIG", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
+    ("A100-MIG-1g.5gb", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
     ("3090", "NVIDIA GeForce RTX 3090"),
     ("3090 Ti", "NVIDIA GeForce RTX 3090 Ti"),
     ("nvidia 3090", "NVIDIA GeForce RTX 3090"),
@@ -86,6 +87,10 @@ MATCHING = [
 NOT_MATCHING = [
     ("a10", "NVIDIA A100-SXM4-40GB"),
     ("A100", "NVIDIA A10"),
+    # A slice is no card.
+    ("A100", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
+    ("A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
+    ("A100-MIG-2g.10gb", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
     ("A100-80GB", "NVIDIA A100-SXM4-40GB"),
     ("40GB-A100", "NVIDIA A100-SXM4-40GB"),
     ("RTX", "NVIDIA GeForce RTX 3090"),
@@ -128,7 +133,7 @@ def test_every_model_matches_itself_and_its_family(nvml: str) -> None:
     """The names that Quotient shows can be used in a quota unchanged."""
     model = parse_model(nvml)
     assert matches(model.name, model)
-    assert matches(model.family, model)
+    assert matches(model.family, model) is not bool(model.mig_profile)
     assert parse_model(model.name) == model
 
 

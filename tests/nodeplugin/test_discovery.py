@@ -1,0 +1,169 @@
+"""A plugin beside a driver that is slow, hangs or is absent: it serves the cards of the last run meanwhile."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.in_memory import InMemoryCluster
+from cluster.objects import NODES
+from nodeplugin import discovery
+from nodeplugin.cards import MISSING, Card, NodeCards
+from nodeplugin.checkpoint import CHECKPOINT_FILE, AllocationCheckpoint, write_checkpoint
+from nodeplugin.discovery import CannotServe, CardDiscovery
+from nodeplugin.host_driver import HostDriver
+from nodeplugin.nvml import Driver, DriverError
+from nodeplugin.service import Service, boot_id
+from settings.configuration import Configuration, MonitorSettings, NodePluginSettings
+from tests.nodeplugin.builders import card
+from tests.running import HOST, free_port
+from tests.waiting import eventually
+
+
+class SlowDriver(Driver):
+    """A driver that lists its cards once it may answer, unless it fails."""
+
+    def __init__(self, *cards: Card) -> None:
+        super().__init__()
+        self.listed, self.error = cards, ""
+        self.may_answer = threading.Event()
+
+    def open(self) -> "SlowDriver":
+        return self
+
+    def close(self) -> None: ...
+
+    def version(self) -> str:
+        return "550.54.15"
+
+    def cards(self) -> tuple[Card, ...]:
+        assert self.may_answer.wait(60)
+        if self.error:
+            raise DriverError(self.error)
+        return self.listed
+
+
+class Found:
+    """A discovery with its cards, and what it reported."""
+
+    def __init__(self, driver: Driver, folder: Path, known: tuple[Card, ...] = ()) -> None:
+        self.now, self.versions, self.failures = 1000.0, list[str](), list[str]()
+        self.node_cards = NodeCards(known)
+        self.discovery = CardDiscovery(
+            driver,
+            HostDriver(folder),
+            self.node_cards,
+            256,
+            cards_in_use=set,
+            on_version=lambda: self.versions.append(self.discovery.version),
+            on_change=lambda: None,
+            on_failure=self.failures.append,
+            clock=lambda: self.now,
+        )
+
+    def faults(self) -> dict[str, str]:
+        return {each.uuid: self.node_cards.condition(each.uuid).fault for each in self.node_cards.cards()}
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDriver]:
+    monkeypatch.setattr(discovery, "FIRST_LIST_S", 0.05)
+    driver = SlowDriver(card(0), card(2))
+    yield driver
+    driver.may_answer.set()
+
+
+def test_cards_of_the_last_run_are_served_until_the_driver_answers(driver: SlowDriver, tmp_path: Path) -> None:
+    """Then those that it lists count."""
+    found = Found(driver, tmp_path, (card(0), card(1)))
+    found.discovery.start()
+    assert found.faults() == {"GPU-0": "", "GPU-1": ""}
+    assert found.discovery.problem() == "the NVIDIA driver is not loaded yet"
+    driver.may_answer.set()
+    eventually(lambda: found.faults() == {"GPU-0": "", "GPU-1": MISSING, "GPU-2": ""}, "the list")
+    eventually(lambda: found.discovery.problem() == "", "the driver to be known")
+    assert found.versions == ["550.54.15"]
+    found.discovery.stop()
+
+
+def test_cards_of_the_last_run_are_not_offered_for_long_beside_a_driver_that_hangs(
+    driver: SlowDriver, tmp_path: Path
+) -> None:
+    found = Found(driver, tmp_path, (card(0),))
+    found.discovery.start()
+    found.now += discovery.HANG_TIMEOUT_S - 1
+    found.discovery.detect_hang()
+    assert found.faults() == {"GPU-0": ""}
+    found.now += 2
+    found.discovery.detect_hang()
+    assert found.faults() == {"GPU-0": MISSING}
+    assert found.discovery.problem() == "no answer from the NVIDIA driver for 31 s"
+    assert found.discovery.alive
+    driver.may_answer.set()
+    eventually(lambda: found.faults() == {"GPU-0": "", "GPU-2": ""}, "the list at last")
+    found.discovery.stop()
+
+
+def test_without_a_driver_the_cards_of_the_last_run_are_missing(driver: SlowDriver, tmp_path: Path) -> None:
+    driver.error = "not loaded"
+    driver.may_answer.set()
+    found = Found(driver, tmp_path, (card(0),))
+    found.discovery.start()
+    eventually(lambda: found.faults() == {"GPU-0": MISSING}, "the card to be missing")
+    assert found.discovery.problem() == "not loaded"
+    found.discovery.stop()
+
+
+def test_a_failure_after_a_list_changes_no_card(driver: SlowDriver, tmp_path: Path) -> None:
+    driver.may_answer.set()
+    found = Found(driver, tmp_path)
+    found.discovery.start()
+    eventually(lambda: len(found.faults()) == 2, "the list")
+    driver.error = "unloaded"
+    found.discovery.list_cards()
+    assert found.faults() == {"GPU-0": "", "GPU-2": ""}
+    found.discovery.stop()
+
+
+def test_a_node_that_cannot_be_served_ends_the_plugin(driver: SlowDriver, tmp_path: Path) -> None:
+    driver.listed = tuple(card(number, memory_mib=1 << 30) for number in range(8))
+    driver.may_answer.set()
+    found = Found(driver, tmp_path)
+    with pytest.raises(CannotServe, match="memoryUnitMiB"):
+        found.discovery.list_cards()
+    found.discovery.start()
+    eventually(lambda: bool(found.failures), "the failure")
+    assert "memoryUnitMiB" in found.failures[0]
+
+
+def service_on(folder: Path, driver: Driver) -> Service:
+    cluster = InMemoryCluster()
+    cluster.create(NODES, {"metadata": {"name": "node-1"}})
+    settings: dict[str, Any] = {name: str(folder / name) for name in ("folder", "device_plugins", "host_root", "cdi")}
+    configuration = Configuration(
+        node_plugin=NodePluginSettings(node_name="node-1", pod_resources=str(folder / "none"), **settings),
+        monitor=MonitorSettings(address=HOST, port=free_port()),
+    )
+    return Service(configuration, cluster, driver)
+
+
+def test_the_plugin_starts_beside_a_driver_that_hangs(driver: SlowDriver, tmp_path: Path) -> None:
+    """It is alive, registers with the kubelet, and has the cards of the last run; it says what it waits for."""
+    write_checkpoint(tmp_path / "folder" / CHECKPOINT_FILE, AllocationCheckpoint({}, (card(0),), boot_id()))
+    service = service_on(tmp_path, driver)
+    assert service.not_live() == []
+    service.start()
+    try:
+        assert service.registrar.alive
+        assert service.not_live() == []
+        assert service.node_cards.condition("GPU-0").healthy
+        assert "the NVIDIA driver is not loaded yet" in service.not_ready()
+        driver.may_answer.set()
+        eventually(lambda: service.discovery.problem() == "", "the driver")
+        assert [each.uuid for each in service.node_cards.cards()] == ["GPU-0", "GPU-2"]
+    finally:
+        driver.may_answer.set()
+        service.stop()
+    assert "the registrar is not running" in service.not_live()
