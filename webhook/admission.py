@@ -83,6 +83,8 @@ class LedgerRequest(Struct, frozen=True):
     namespace: str
     charge: ChargeRequest | None = None
     planned: PlannedPods | None = None
+    # Others are told no names.
+    is_known: bool = False
 
     @property
     def is_read_only(self) -> bool:
@@ -158,7 +160,8 @@ class Admission:
         merge_newer_quotas(ledger, *self.quota_source.quotas(request.namespace))
         if request.charge is not None:
             return reserve(ledger, request.charge, int(self._now()), self.config.cluster_mode)
-        return ChargeResult(warnings=quota_warnings(request.planned, ledger.usage) if request.planned else ())
+        usage = ledger.usage if request.is_known else ledger.usage.without_holders()
+        return ChargeResult(warnings=quota_warnings(request.planned, usage) if request.planned else ())
 
     def binding_pod(self, request: Request) -> tuple[str, str] | None:
         """Return namespace and name of the pod that has to be read before a Binding can be decided on."""
@@ -254,7 +257,7 @@ class Admission:
             config_map = decode_object(request.object, ConfigMap, "request.object")
             return check_quota(config_map, request.namespace, request.name, self.config), None
         if kind in BY_GROUP_KIND and not request.sub_resource:
-            return self._check_workload(request, policy)
+            return self._check_workload(request, policy, is_known=is_known)
         return ALLOWED, None
 
     def _check_update(self, request: Request, policy: NamespacePolicy) -> Decision:
@@ -264,14 +267,16 @@ class Admission:
             return check_ephemeral(new, old, parse_pod(old, self.config, policy), self.config, policy)
         return check_updated(new, old, self.config, request.user_info)
 
-    def _check_workload(self, request: Request, policy: NamespacePolicy) -> tuple[Decision, LedgerRequest | None]:
+    def _check_workload(
+        self, request: Request, policy: NamespacePolicy, *, is_known: bool
+    ) -> tuple[Decision, LedgerRequest | None]:
         workload = read_workload(request.object, request, "request.object")
         before = read_workload(request.old_object, request, "request.oldObject") if is_update(request) else None
         decision, parsed, more = check_workload(workload, before, self.config, policy, self.quota_source.cards)
         if parsed is None:
             return decision, None
         planned = PlannedPods(self._demand(parsed), parsed.options, self._cards(policy), more)
-        return decision, LedgerRequest(request.namespace, planned=planned)
+        return decision, LedgerRequest(request.namespace, planned=planned, is_known=is_known)
 
     def _check_creation(
         self, request: Request, policy: NamespacePolicy, *, is_known: bool

@@ -6,10 +6,13 @@ memory, and the kubelet restarts what ends or fails its liveness probe.
 """
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
+import signal
 import ssl
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +33,8 @@ from webhook.short_path_connection import ShortPathConnection
 TICK_S = 0.25
 TICKS_PER_CERTIFICATE_REFRESH = 4
 GC_THRESHOLDS = (20_000, 20, 20)
+# A process whose event loop hangs for this long ends itself, and prints where: it would not react to signals.
+HANG_TIMEOUT_S = 30
 # After the listeners are closed: for handshakes in progress, and for first requests on connections just made.
 LAST_REQUESTS_S = 2.0
 CLOSE_CONNECTIONS_S = 5
@@ -54,11 +59,13 @@ GUNICORN_INTERNALS = (
     GunicornInternal(ASGIWorker, "_serve", "(self)"),
     GunicornInternal(ASGIWorker, "load_wsgi", "(self)"),
     GunicornInternal(ASGIWorker, "handle_exit_signal", "(self)"),
+    GunicornInternal(ASGIWorker, "init_signals", "(self)"),
     GunicornInternal(Logger, "setup", "(self, cfg)"),
     # Called:
     GunicornInternal(ASGIProtocol, "_close_transport", "(self)"),
     GunicornInternal(ASGIProtocol, "_pause_reading", "(self)"),
     GunicornInternal(ASGIProtocol, "_resume_reading", "(self)"),
+    GunicornInternal(ASGIWorker, "__init__", "(self, *args, **kwargs)"),
     GunicornInternal(ASGIWorker, "init_process", "(self)"),
     # Read or set:
     GunicornInternal(ASGIProtocol, "_current_request"),
@@ -87,6 +94,14 @@ class WebhookWorker(ASGIWorker):
         # SIGTERM was received; requests are still answered. gunicorn's own flag (`alive`) cannot be used: clearing it
         # closes connections that the last reply promised to keep.
         self.is_terminating = False
+        # The event loop ended as it should, and not by an exception.
+        self.has_finished = False
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        # A terminal that is closed ends the process as SIGTERM does; gunicorn's worker would end at once.
+        self.loop.add_signal_handler(signal.SIGHUP, self.handle_exit_signal)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def handle_exit_signal(self) -> None:
         self.is_terminating = True
@@ -122,13 +137,16 @@ class WebhookWorker(ASGIWorker):
                 await asyncio.to_thread(self.service.refresh_certificate)
         await self._drain()
         self.service.stop()
+        faulthandler.cancel_dump_traceback_later()
+        self.has_finished = True
 
     async def _tick(self) -> None:
-        """Send a heartbeat to the liveness probe, and close connections that timed out.
+        """Send heartbeats to the probes and the watchdog, and close connections that timed out.
 
         One sweep over all connections costs less than a timer for every request of each of them.
         """
         self.service.record_heartbeat()
+        faulthandler.dump_traceback_later(HANG_TIMEOUT_S, exit=True, file=sys.__stderr__ or sys.stderr)
         now = self.loop.time()
         for connection in list(self.connections):
             connection.close_if_timed_out(now)
@@ -208,5 +226,5 @@ class GunicornApplication(BaseApplication):
         log = GunicornLogger(self.cfg)
         worker = WebhookWorker(1, os.getppid(), create_sockets(self.cfg, log), self, self.cfg.timeout, self.cfg, log)
         worker.init_process()
-        if worker.alive and not worker.is_terminating:
+        if not worker.has_finished:
             raise SystemExit(1)  # the event loop ended by an exception, which gunicorn has logged

@@ -38,6 +38,8 @@ from webhook.validating import PodToBind
 MIB = 2**20
 # The event loop records a heartbeat four times a second; without one for this long it hangs.
 HEARTBEAT_TIMEOUT_S = 10.0
+# Without one for this long it answers no request either: other replicas do.
+READY_TIMEOUT_S = 3.0
 # After a pause this long some call probably got no answer in time, although its connection was not seen to be closed.
 STALL_S = 5.0
 
@@ -186,6 +188,9 @@ class Service:
     def readiness_problems(self) -> list[str]:
         """Return why the API server should send its requests to other replicas."""
         problems = []
+        silent_s = time.monotonic() - self._last_heartbeat
+        if silent_s > READY_TIMEOUT_S:
+            problems.append(f"event loop: no heartbeat for {silent_s:.0f} s")
         if self.is_draining:
             problems.append("draining: the process is terminating")
         if not self.certificates.is_valid:

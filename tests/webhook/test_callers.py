@@ -304,6 +304,26 @@ def test_only_known_callers_learn_names(*, short_path: bool, secret: str, is_nam
     assert ("secret-project" in answer) is is_named
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_only_known_callers_learn_names_from_warnings_about_workloads(*, is_known: bool) -> None:
+    full = quota("types: {A100: {cores: 100}}")
+    ledgers = InMemoryLedgers(lambda _: (full,))
+    ledgers.apply("default", fill, 1.0)
+    admission = Admission(AdmissionConfig(scheme=build_scheme(None, 256, None)), UniformQuotaSource(quotas=(full,)))
+    responder = Responder(admission, lambda *_: None, ledgers, Metrics(), 8.0)
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": pod(gpu())["spec"]}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d"},
+        "spec": {"replicas": 2, "template": template},
+    }
+    body = json.dumps(review(deployment)).encode()
+    answer = responder.reply("validate", "application/json", "", body, is_known=is_known).body.decode()
+    assert "hard 100" in answer or "short by" in answer
+    assert ("secret-project" in answer) is is_known
+
+
 def fill(ledger: Ledger) -> ChargeResult:
     ledger.set_state(LedgerState.OPEN, "uid")
     ledger.put(pack_uid(str(uuid.uuid4())), Charge("A100", 100, 0), None)

@@ -303,6 +303,24 @@ def test_a_request_that_is_half_sent_when_draining_begins_is_answered(start: Sta
     assert webhook.process.wait(20) == 0
 
 
+def test_a_webhook_whose_event_loop_hangs_ends_itself(authority: Authority) -> None:
+    """It would not react to SIGTERM, and the API server would wait for it; the log shows where it hangs."""
+    webhook = RunningWebhook(authority, None)
+    webhook._module[0] = "tests.webhook.hanging"
+    webhook.start()
+    assert webhook.process is not None
+    assert webhook.process.wait(30) == 1
+    assert "tests/webhook/hanging.py" in webhook.log.read_text()
+
+
+def test_a_closed_terminal_ends_a_webhook_as_sigterm_does(start: Start) -> None:
+    webhook = start("webhook.drainS=0.5")
+    assert webhook.process is not None
+    webhook.process.send_signal(signal.SIGUSR2)
+    webhook.process.send_signal(signal.SIGHUP)
+    assert webhook.process.wait(20) == 0
+
+
 def test_callers_need_a_client_certificate_if_configured(start: Start, authority: Authority, tmp_path: Path) -> None:
     """One signed by clientCa with one of clientNames; a new CA in the file replaces the old one."""
     client_ca = tmp_path / "clients.pem"

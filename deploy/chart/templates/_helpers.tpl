@@ -180,6 +180,8 @@ livenessProbe:
   periodSeconds: 10
   failureThreshold: 6
   timeoutSeconds: 5
+  # A process that hangs does not react to signals either.
+  terminationGracePeriodSeconds: 5
 readinessProbe:
   httpGet: {path: /readyz, port: ops}
   periodSeconds: 2
