@@ -27,6 +27,9 @@ BEARER = "Bearer "
 MAX_CACHED = 256
 # A revoked right is honoured for two minutes at most. A right that was just granted should work soon.
 ALLOWED_S, FAILED_S = 120.0, 5.0
+# For how long a token is known to have been accepted: it is reviewed again whatever else its address has sent. Bad
+# tokens of other pods, whose address may be the same behind a NAT, must not keep Prometheus out.
+KNOWN_S = 86_400.0
 # How many refusals a client may have at once, and then again with time.
 REFUSALS, REFUSALS_PER_S = 10, 1.0
 # How many reviews may be in progress, and how long others wait for them.
@@ -67,10 +70,11 @@ class CachedAuthorizer:
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._clock = cluster, clock
-        # Guards the three caches; the API server is asked outside of it. Refusals are apart from the rest: a flood of
+        # Guards the four caches; the API server is asked outside of it. Refusals are apart from the rest: a flood of
         # bad tokens must not displace the good ones.
         self._lock = threading.Lock()
         self._allowed: BoundedCache[None] = BoundedCache(ALLOWED_S)
+        self._known: BoundedCache[None] = BoundedCache(KNOWN_S)
         self._refused: BoundedCache[AuthorizationFailure] = BoundedCache(FAILED_S)
         # How many more refusals a client may have, by its address.
         self._refusals_left: BoundedCache[float] = BoundedCache(REFUSALS / REFUSALS_PER_S)
@@ -92,7 +96,7 @@ class CachedAuthorizer:
                 return None
             if refused := self._refused.get(key, now):
                 return refused[1]
-            if peer and self._left(peer, now) < 1:
+            if peer and self._left(peer, now) < 1 and self._known.get(key, now) is None:
                 return 429, "too many tokens from this address were refused: try again in a second"
         if not self._reviews.acquire(timeout=REVIEW_WAIT_S):
             raise Unavailable("too many tokens are being reviewed")
@@ -104,7 +108,9 @@ class CachedAuthorizer:
             now = self._clock()
             if failure is None:
                 self._allowed.put(key, None, now)
+                self._known.put(key, None, now)
             else:
+                self._known.remove(key)
                 self._refused.put(key, failure, now)
                 self._refusals_left.put(peer, self._left(peer, now) - 1, now)
         return failure
@@ -125,6 +131,9 @@ class BoundedCache(Generic[T]):
     def get(self, key: str, now: float) -> tuple[float, T] | None:
         entry = self._entries.get(key)
         return entry if entry is not None and now - entry[0] < self._keep_s else None
+
+    def remove(self, key: str) -> None:
+        self._entries.pop(key, None)
 
     def put(self, key: str, value: T, now: float) -> None:
         self._entries[key] = now, value

@@ -336,7 +336,9 @@ def copy_files(files: dict[str, Path], target: Path, root: Path) -> None:
         try:
             os.link(source, scratch / name)
         except OSError:  # another file system, or one without hard links
-            shutil.copy2(source, scratch / name)
+            # Not copy2: it would copy the label as well, which SELinux may not let containers read.
+            shutil.copyfile(source, scratch / name)
+            shutil.copymode(source, scratch / name)
     loader_file = scratch / LOADER_FILE
     loader_file.parent.mkdir(parents=True, exist_ok=True)
     loader_file.write_text(LOADER_TEXT)

@@ -19,7 +19,7 @@ from cluster.interface import Cluster, Selector
 from cluster.objects import NODES, PODS, Node, ObjectReference
 from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import PodAllocation
-from nodeplugin.uninstalling import Uninstallation
+from nodeplugin.uninstalling import Uninstallation, Uninstalled
 from vcuda.decision import Unavailable
 from vcuda.inventory import Gpu, encode_inventory
 from vcuda.names import MIG_RESOURCE_PREFIX, MIXED_MODELS, NODE_PLUGIN, OTHER_GPU_RESOURCES, VCUDA_CORE_SUFFIX, Names
@@ -127,12 +127,13 @@ class NodePublisher:
         }
 
     def _clear_node_if_uninstalled(self) -> bool:
-        return not self._uninstallation.check() or self._clear_node()
+        uninstalled = self._uninstallation.check()
+        return uninstalled is Uninstalled.NO or self._clear_node(with_cordons=uninstalled is Uninstalled.YES)
 
-    def _clear_node(self) -> bool:
+    def _clear_node(self, *, with_cordons: bool = True) -> bool:
         """Remove what Quotient and its administrators have written to the Node, but for the pool, which quotas use."""
-        names = self._names
-        metadata = {"annotations": {names.inventory: None, names.cordon: None}, "labels": {names.model_label: None}}
+        keys = [self._names.inventory, *([self._names.cordon] if with_cordons else [])]
+        metadata = {"annotations": dict.fromkeys(keys), "labels": {self._names.model_label: None}}
         self._cluster.patch(NODES, self._node, "", {"metadata": metadata})
         return True
 

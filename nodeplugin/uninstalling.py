@@ -2,14 +2,24 @@
 
 import threading
 from collections.abc import Callable
+from enum import Enum
 
-from cluster.errors import ApiError
+from cluster.errors import ApiError, NotFound
 from cluster.informer import Informer
 from cluster.interface import Cluster, Selector
 from cluster.objects import DAEMON_SETS, NAMESPACES, Namespace, Workload
 from vcuda.names import NODE_PLUGIN
 
 TIMEOUT_S = 5.0
+FORBIDDEN = 403
+
+
+class Uninstalled(Enum):
+    """Whether the plugin is being uninstalled. What it published itself comes back, if it is not: a cordon does not."""
+
+    NO = "no"
+    MAYBE = "maybe"
+    YES = "yes"
 
 
 class Uninstallation:
@@ -45,15 +55,21 @@ class Uninstallation:
             self._was_installed = self._daemon_set() is not None
         return True
 
-    def check(self) -> bool:
+    def check(self) -> "Uninstalled":
         """Return whether the DaemonSet is gone or being deleted; raises Unavailable."""
-        daemon_set = self._daemon_set()
+        if self.has_started.is_set():
+            return Uninstalled.YES
+        try:
+            daemon_set = self._daemon_set()
+        except ApiError as error:
+            # Its roles are deleted together with it; but they may also be replaced by an upgrade.
+            return Uninstalled.MAYBE if error.code == FORBIDDEN and self._was_installed else Uninstalled.NO
         if daemon_set is None:
-            return bool(self._was_installed)
-        return bool(daemon_set.metadata.deletion_timestamp)
+            return Uninstalled.YES if self._was_installed else Uninstalled.NO
+        return Uninstalled.YES if daemon_set.metadata.deletion_timestamp else Uninstalled.NO
 
     def _daemon_set(self) -> Workload | None:
         try:
             return self._cluster.get(DAEMON_SETS, NODE_PLUGIN, self._namespace)
-        except ApiError:
-            return None  # not found, or no longer permitted: its roles are deleted together with it
+        except NotFound:
+            return None

@@ -99,6 +99,19 @@ def test_a_client_gets_few_tokens_reviewed_that_are_refused(
     assert Counter(ask(authorizer, f"more-{number}", "10.0.0.9") for number in range(9)) == {401: 3, 429: 6}
 
 
+def test_bad_tokens_of_an_address_keep_out_no_token_that_was_accepted(
+    authorizer: CachedAuthorizer, clock: Clock
+) -> None:
+    """Behind a NAT, Prometheus has the address of the pods that send them."""
+    assert authorizer.failure("Bearer good", "/metrics", "node") is None
+    for second in range(600):
+        clock.now = float(second)
+        for number in range(3):
+            assert authorizer.failure(f"Bearer bad-{second}-{number}", "/metrics", "node") is not None
+        if second % 15 == 0:
+            assert authorizer.failure("Bearer good", "/metrics", "node") is None
+
+
 def test_few_reviews_are_in_progress_at_once(
     authorizer: CachedAuthorizer, cluster: ReviewingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def test_several_cards_share_the_common_nodes(host: Host) -> None:
 def test_without_the_uvm_module_no_container_starts(host: Host) -> None:
     """Every CUDA program in it would fail, and not say why."""
     host.majors(nvidia=195)
-    with pytest.raises(MissingDeviceNode, match=r"/dev/nvidia-uvm does not exist .* modprobe nvidia-uvm"):
+    with pytest.raises(MissingDeviceNode, match=r"/dev/nvidia-uvm does not exist .*modprobe nvidia-uvm"):
         host.driver().device_nodes([card(0)])
 
 

@@ -63,8 +63,8 @@ def installed_publisher(cluster: InMemoryCluster) -> NodePublisher:
     return made
 
 
-@pytest.mark.parametrize("removed", ["DaemonSet", "permission", "namespace"])
-def test_an_uninstalled_plugin_removes_what_nodes_carry(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("removed", ["DaemonSet", "namespace"])
+def test_an_uninstalled_plugin_removes_what_nodes_carry(removed: str) -> None:
     """Annotations and label; the pool stays, because quotas name it, and so does what is not Quotient's."""
     cluster = InMemoryCluster()
     made = installed_publisher(cluster)
@@ -72,18 +72,30 @@ def test_an_uninstalled_plugin_removes_what_nodes_carry(removed: str, monkeypatc
         # While the plugin still runs: it may not be permitted to when it is stopped.
         cluster.delete(NAMESPACES, SYSTEM)
         eventually(lambda: NAMES.inventory not in cluster.get(NODES, "n1").metadata.annotations, "the Node to be clear")
-    elif removed == "DaemonSet":
-        cluster.delete(DAEMON_SETS, NODE_PLUGIN, SYSTEM)
     else:
-
-        def forbid(*_: Any) -> None:
-            raise Rejected("no role")
-
-        monkeypatch.setattr(cluster, "get", forbid)
+        cluster.delete(DAEMON_SETS, NODE_PLUGIN, SYSTEM)
     made.stop()
-    monkeypatch.undo()
     metadata = cluster.get(NODES, "n1").metadata
     assert (metadata.annotations, metadata.labels) == ({"mine": "1"}, {NAMES.pool_label: "training"})
+
+
+@pytest.mark.parametrize(("code", "is_cleared"), [(403, True), (401, False)])
+def test_a_plugin_that_may_not_ask_whether_it_is_uninstalled_keeps_cordons(
+    code: int, monkeypatch: pytest.MonkeyPatch, *, is_cleared: bool
+) -> None:
+    """Its role may be deleted with it, or replaced by an upgrade, or its token may have expired."""
+    cluster = InMemoryCluster()
+    made = installed_publisher(cluster)
+
+    def forbid(*_: Any) -> None:
+        raise Rejected("no role", code=code)
+
+    monkeypatch.setattr(cluster, "get", forbid)
+    made.stop()
+    monkeypatch.undo()
+    annotations = cluster.get(NODES, "n1").metadata.annotations
+    assert annotations[NAMES.cordon] == "0"
+    assert (NAMES.inventory not in annotations) is is_cleared
 
 
 def test_a_plugin_that_is_restarted_or_was_not_installed_leaves_its_node_as_it_is() -> None:

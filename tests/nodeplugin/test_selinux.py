@@ -1,13 +1,14 @@
 """Labels of what containers mount, on hosts with SELinux."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from nodeplugin.cards import NodeCards
-from nodeplugin.host_driver import HostDriver
+from nodeplugin.host_driver import HostDriver, copy_files
 from nodeplugin.injection import Injector
 from nodeplugin.selinux import CONTAINER_LABEL, label_for_containers
 from vcuda.names import Names
@@ -94,3 +95,21 @@ def test_the_plugin_labels_what_it_lets_containers_mount(labels: Labels, tmp_pat
     Injector("native", state, driver, NodeCards(), names=Names(), cdi=tmp_path / "cdi").start("550")
     assert set(labels.by_path) == {state / each for each in ("driver", "driver/old", "containers", "containers/old")}
     assert set(labels.by_path.values()) == {CONTAINER_LABEL}
+
+
+def test_copied_driver_files_do_not_keep_the_label_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin sees the host's files under another mount, so it cannot link them; a copy of attributes would."""
+
+    def other_file_system(*_: object, **__: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    copied: list[str] = []
+    monkeypatch.setattr(os, "link", other_file_system)
+    monkeypatch.setattr(shutil, "copystat", lambda source, *_, **__: copied.append(str(source)))
+    source = tmp_path / "libcuda.so.1"
+    source.write_text("code")
+    source.chmod(0o755)
+    copy_files({"lib64/libcuda.so.1": source}, tmp_path / "target", tmp_path)
+    made = tmp_path / "target/lib64/libcuda.so.1"
+    assert (made.read_text(), made.stat().st_mode & 0o777) == ("code", 0o755)
+    assert copied == []
