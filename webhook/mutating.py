@@ -60,6 +60,7 @@ def rewrite(
             if share is not None:
                 warn_of_bytes(pointer, container, share, config, patch)
                 warn_of_hami(pointer, container, share, config, patch)
+                warn_of_common_burst(pointer, share, parsed, patch)
                 rewrite_resources(pointer, container, share, config, patch)
             clean_environment(pointer, container, patch, hides_gpus=hides_gpus(container, share, config))
         rewrite_annotations(pod, parsed, config, patch)
@@ -137,6 +138,16 @@ def warn_of_hami(
         patch.warn(
             f"{field}: {HAMI_CORES} without {HAMI_MEMORY}: the container gets {share.cores} % of its GPU's memory too; "
             "HAMi would give all of it"
+        )
+
+
+def warn_of_common_burst(pointer: str, share: Share, parsed: ParsedPod, patch: PatchBuilder) -> None:
+    """Warn where a container may use more cores than it requests, because another one of its pod has no limit."""
+    bursting = [each.name for each in parsed.request.containers if each.share.bursts]
+    if bursting and not share.bursts and not share.whole_cards and parsed.options.core_limit != share.cores:
+        patch.warn(
+            f"{patch.field_prefix}{field_of(pointer)}.resources: {share.cores} cores are no hard limit, because "
+            f"container {printable(bursting[0])} requests none, and a pod has one limit: request cores for both"
         )
 
 
