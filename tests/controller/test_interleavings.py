@@ -30,6 +30,7 @@ from vcuda.pod_options import PodOptions
 from vcuda.scheme import build_scheme
 
 TEAM, SYSTEM = "team", "quotient-system"
+MAX_ATTEMPTS = 30
 NAMES = Names()
 # How long an API server waits for the webhook, and how long after its answer a pod may still be created.
 CALL_S, MAX_CREATE_DELAY_S = 10, 34
@@ -42,8 +43,10 @@ HARD = {"wide": ({"A100": 200, "T4": 100}, 5), "tight": ({"A100": 100, "T4": 50}
 
 
 def commit_all(committer: LedgerCommitter) -> None:
-    while committer.commit_pending(TEAM):
-        pass
+    """Commit what is pending, and again after conflicts; what waits for a ledger stays for the next time."""
+    for _ in range(MAX_ATTEMPTS):
+        if not committer.commit_pending(TEAM):
+            return
 
 
 class PodToCreate:
