@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 
 class NoCompiler(Exception):  # noqa: N818 - a requirement that this machine does not meet
@@ -28,9 +29,14 @@ def static_flags() -> tuple[str, ...]:
     return ("-static", *target)
 
 
-def run_compiler(*arguments: str) -> None:
-    """Run the compiler; raises NoCompiler with its messages if it fails."""
+def run_compiler(*arguments: str) -> str:
+    """Run the compiler and return its output; raises NoCompiler with its messages if it fails."""
     command = [*find_compiler(), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own source
     if done.returncode:
         raise NoCompiler(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def preprocess(header: Path, *definitions: str) -> str:
+    return run_compiler("-E", "-P", *definitions, str(header))
