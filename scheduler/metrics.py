@@ -18,6 +18,7 @@ GAUGE_HELP = {
     "quotient_scheduler_waiting_pods": "pods that fitted on no node when they were last filtered",
     "quotient_scheduler_longest_wait_seconds": "how long the pod has waited that was refused first",
     "quotient_scheduler_free_cores": "cores of usable GPUs that no pod holds",
+    "quotient_scheduler_learning": "1 while the estimate of the workload is loaded or computed again",
 }
 
 

@@ -340,6 +340,7 @@ class Service:
             "quotient_scheduler_waiting_pods": float(len(self.waiting)),
             "quotient_scheduler_longest_wait_seconds": self.waiting.longest_wait_s(),
             "quotient_scheduler_free_cores": float(self.state.free_cores()),
+            "quotient_scheduler_learning": float(self.learning.is_learning),
         }
 
     def _health(self) -> Reply:

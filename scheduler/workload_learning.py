@@ -62,6 +62,11 @@ class WorkloadLearning:
         return self._thread.is_alive()
 
     @property
+    def is_learning(self) -> bool:
+        """Whether what was stored is still to be loaded, or an estimate is being computed."""
+        return self._is_active() and (not self._is_loaded or self._begun is not None)
+
+    @property
     def is_prepared(self) -> bool:
         """Whether there is an estimate that takes effect some arrivals later."""
         return self._prepared is not None

@@ -379,7 +379,8 @@ def test_no_pod_is_held_up_when_quotient_is_deleted_by_hand(real: RealCluster, f
         creation.wait_for_more()
         assert not {error for error in creation.errors if "no endpoints available" not in error}
         creation.errors.clear()
-        eventually(lambda: not objects(real, "pods"), "the pods to be deleted", 60)
+        remaining = set() if first == "namespace" else pods_of(real, "nodeplugin")
+        eventually(lambda: set(objects(real, "pods")) == remaining, "the pods to be deleted", 60)
         creation.wait_for_more()
         if first == "namespace":
             configurations = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
