@@ -1,8 +1,8 @@
 """Compiles the C sources when Quotient is installed or a wheel is built; hatchling calls this.
 
 Where there is no C compiler they are left out. What the library of vcuda does is then done in Python, some hundred
-times slower: good enough for the command line, not for a scheduler. And without the hook of the node plugin, containers
-find the driver by an environment variable.
+times slower: good enough for the command line, not for a scheduler. Without the node plugin's hooks, containers find the
+driver by an environment variable, and the driver's own memory limit is not offered.
 """
 
 import os
@@ -15,7 +15,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES, LIBRARY = ("vcuda/fill_kernel.c", "vcuda/names_kernel.c"), "vcuda/libvcuda.so"
 # Without contraction: the same sums on processors with and without fused multiply-add.
-HOOK_SOURCE, HOOK = "nodeplugin/update_ldcache.c", "nodeplugin/update-ldcache"
+# Static programs that container runtimes start on the host, and what containers do without them.
+HOOKS = {
+    "nodeplugin/update-ldcache": ("nodeplugin/update_ldcache.c", "LD_LIBRARY_PATH is set in containers"),
+    "nodeplugin/apply-memory-limit": ("nodeplugin/apply_memory_limit.c", "the driver's memory limit is not offered"),
+}
+HOOK_LIBRARY = "nodeplugin/oci_state.c"
 HOOK_FLAGS = ("-std=gnu11", "-Os", "-s", "-Wall", "-Wextra", "-Werror")
 FLAGS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 
@@ -30,9 +35,8 @@ class KernelHook(BuildHookInterface[Any]):
         from nodeplugin.compiler import static_flags  # noqa: PLC0415 - from the folder that is built
 
         self._compile(LIBRARY, "placement will be slow", build_data, *FLAGS, *SOURCES)
-        self._compile(
-            HOOK, "LD_LIBRARY_PATH is set in containers", build_data, *HOOK_FLAGS, *static_flags(), HOOK_SOURCE
-        )
+        for hook, (source, otherwise) in HOOKS.items():
+            self._compile(hook, otherwise, build_data, *HOOK_FLAGS, *static_flags(), source, HOOK_LIBRARY)
 
     def _compile(self, target: str, otherwise: str, build_data: dict[str, Any], *arguments: str) -> None:
         """Compile one file; names of sources are relative to the folder that is built."""

@@ -8,14 +8,13 @@
  * static itself, and gets its environment from the CDI file: a runtime may otherwise pass that of the container.
  */
 #define _GNU_SOURCE
+#include "oci_state.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <sched.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <stddef.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -23,103 +22,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* etcd stores no object that is larger than a few MiB; the rest is the runtime's. */
-#define MAX_JSON (64 << 20)
-#define MAX_DEPTH 64
 #define CPU_S 10
 #define MAX_CACHE (64 << 20)
 /* As many as fit the kernel's sets: a newer kernel has more than the headers here know. */
 #define CAPABILITIES 64
 
-static _Noreturn void fail(const char *format, ...) {
-    va_list arguments;
-    int code = errno;
-    fprintf(stderr, "quotient: the container's library cache cannot be updated: ");
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fprintf(stderr, "%s%s; nodePlugin.injection: native works without it\n", code ? ": " : "", code ? strerror(code) : "");
-    exit(1);
-}
-
-static char *read_all(int file, const char *name) {
-    size_t size = 0, room = 1 << 16;
-    char *text = malloc(room + 1);
-    ssize_t count;
-    while (text && (count = read(file, text + size, room - size)) != 0) {
-        if (count < 0)
-            fail("%s", name);
-        size += (size_t)count;
-        if (size == room) {
-            errno = EFBIG;
-            if (room >= MAX_JSON)
-                fail("%s", name);
-            text = realloc(text, (room *= 2) + 1);
-        }
-    }
-    if (!text)
-        fail("%s", name);
-    text[size] = 0;
-    return text;
-}
-
-/* The JSON is the runtime's and well-formed, but has strings of the tenant: so it is read as JSON, not searched. */
-
-static const char *skip_space(const char *at) { return at + strspn(at, " \t\r\n"); }
-
-static const char *skip_string(const char *at) {
-    for (at++; *at && *at != '"'; at++)
-        if (*at == '\\' && at[1])
-            at++;
-    return *at ? at + 1 : at;
-}
-
-static const char *skip_value(const char *at, int depth) {
-    at = skip_space(at);
-    if (*at == '"')
-        return skip_string(at);
-    if (*at != '{' && *at != '[')
-        return at + strcspn(at, ",]} \t\r\n");
-    if (depth == MAX_DEPTH)
-        return at + strlen(at);
-    for (at = skip_space(at + 1); *at && *at != '}' && *at != ']';) {
-        at = skip_space(skip_value(at, depth + 1));
-        if (*at == ',' || *at == ':')
-            at = skip_space(at + 1);
-    }
-    return *at ? at + 1 : at;
-}
-
-/* Returns the value of a key of an object, NULL if there is none. */
-static const char *member(const char *object, const char *key) {
-    const char *at = object ? skip_space(object) : "";
-    size_t length = strlen(key);
-    if (*at != '{')
-        return NULL;
-    at = skip_space(at + 1);
-    while (*at == '"') {
-        const char *end = skip_string(at), *value = skip_space(end);
-        int found = (size_t)(end - at) == length + 2 && !strncmp(at + 1, key, length);
-        if (*value != ':')
-            return NULL;
-        value = skip_space(value + 1);
-        if (found)
-            return value;
-        at = skip_space(skip_value(value, 1));
-        if (*at == ',')
-            at = skip_space(at + 1);
-    }
-    return NULL;
-}
-
-/* Returns a path as text; paths with escapes are none that a runtime has. */
-static char *path_in(const char *value, const char *name) {
-    size_t length = value && *value == '"' ? strcspn(value + 1, "\"\\") : 0;
-    errno = 0;
-    if (!length || value[length + 1] != '"')
-        fail("no %s", name);
-    return strndup(value + 1, length);
-}
+const char FAILURE[] = "the container's library cache cannot be updated";
+const char REMEDY[] = "; nodePlugin.injection: native works without it";
 
 static void enter_root(const char *bundle, const char *root) {
     /* A namespace of its own, so that nothing of this is left in the container. */
@@ -153,13 +62,13 @@ int main(int count, char **arguments) {
     int program = open(arguments[1], O_RDONLY | O_CLOEXEC);
     if (program < 0)
         fail("%s", arguments[1]);
-    char *bundle = path_in(member(read_all(STDIN_FILENO, "the state"), "bundle"), "bundle in the state");
+    char *bundle = text_in(member(read_all(STDIN_FILENO, "the state"), "bundle"), "bundle in the state");
     if (chdir(bundle))
         fail("%s", bundle);
     int config = open("config.json", O_RDONLY | O_CLOEXEC);
     if (config < 0)
         fail("%s/config.json", bundle);
-    char *root = path_in(member(member(read_all(config, "config.json"), "root"), "path"), "root in config.json");
+    char *root = text_in(member(member(read_all(config, "config.json"), "root"), "path"), "root in config.json");
     enter_root(bundle, root);
     /* Debian's ldconfig does not know the standard folders of others. */
     int is_debian = !access("/etc/debian_version", F_OK);
