@@ -6,6 +6,7 @@ not even report uuid and name is left out.
 
 import ctypes
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,8 @@ MAX_NVLINKS = 36
 NO_INSTANCE = 0xFFFFFFFF
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from r565 on, and its value for none.
 RECOVERY_ACTION, NO_ACTION = 230, 0
+# NVML_DEVICE_MEMORY_LIMIT_MAX
+NO_LIMIT = 0xFFFFFFFFFFFFFFFF
 # Processes are sampled several times a second; utilization is the maximum within this window.
 UTILIZATION_WINDOW_US = 1_000_000
 # NVML_TEMPERATURE_GPU
@@ -60,6 +63,13 @@ class MeasuredUsage(Struct, frozen=True):
     temperature_c: int | None = None
     power_w: float | None = None
     processes: tuple[GpuProcess, ...] = ()
+
+
+class MemoryLimits(Struct, frozen=True):
+    """What a cgroup may use of a card: up to `hard`, and `soft` of it is reserved. Without limits: 0 and NO_LIMIT."""
+
+    soft_bytes: int
+    hard_bytes: int
 
 
 class XidEvent(Struct, frozen=True):
@@ -189,6 +199,26 @@ class Driver:
             power_w=None if power_mw is None else power_mw / 1000,
             processes=self._read_processes(handle),
         )
+
+    def memory_limits(self, uuid: str, cgroup: Path) -> MemoryLimits:
+        """Return the limits of a cgroup, given by its folder, on a card; raises DriverError."""
+        limits = self._nvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=os.fsencode(cgroup))
+        self._limit(self._nvml.nvmlDeviceGetMemoryLimits_v1, uuid, limits)
+        return MemoryLimits(int(limits.softLimit), int(limits.hardLimit))
+
+    def set_memory_limits(self, uuid: str, cgroup: Path, limits: MemoryLimits) -> None:
+        """Set the limits of a cgroup on a card, which needs root; raises DriverError."""
+        wanted = self._nvml.c_nvmlSetMemoryLimits_v1_t(os.fsencode(cgroup), limits.soft_bytes, limits.hard_bytes)
+        self._limit(self._nvml.nvmlDeviceSetMemoryLimits_v1, uuid, wanted)
+
+    def clear_memory_limits(self, uuid: str, cgroup: Path) -> None:
+        self.set_memory_limits(uuid, cgroup, MemoryLimits(0, NO_LIMIT))
+
+    def _limit(self, call: Callable[[Any, Any], None], uuid: str, limits: Any) -> None:  # noqa: ANN401 - a C struct
+        try:
+            call(self._handles.get(uuid) or self._nvml.nvmlDeviceGetHandleByUUID(uuid), limits)
+        except self._errors as error:
+            raise DriverError(f"the NVIDIA driver does not limit the memory of GPU {uuid}: {error}") from None
 
     def subscribe(self, cards: Sequence[Card]) -> None:
         """Subscribe to the XID errors of these cards, instead of any earlier subscription."""

@@ -19,7 +19,7 @@ from nodeplugin.compiler import run_compiler
 from nodeplugin.nvml import LIBRARY
 
 DESCRIPTION = "gpus.yaml"
-R510 = 510
+R510, R615 = 510, 615
 FLAGS = ("-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
 
 
@@ -53,13 +53,15 @@ def install(folder: Path, description: Mapping[str, Any] | str) -> Path:
     describe(folder, description)
     target = folder / LIBRARY
     if not target.exists():
-        shutil.copy(compile_library(*(("-DR470",) if is_before_r510(folder) else ())), target)
+        shutil.copy(compile_library(*branch_definitions(folder)), target)
     return target
 
 
-def is_before_r510(folder: Path) -> bool:
+def branch_definitions(folder: Path) -> tuple[str, ...]:
+    """Return what selects the functions that a driver of the described version has."""
     version = str((yaml.safe_load((folder / DESCRIPTION).read_text()) or {}).get("driver", ""))
-    return version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < R510
+    branch = int(major) if (major := version.partition(".")[0]).isdecimal() else R510
+    return (*(("-DR470",) if branch < R510 else ()), *(("-DR615",) if branch >= R615 else ()))
 
 
 def describe(folder: Path, description: Mapping[str, Any] | str) -> None:

@@ -5,7 +5,7 @@
  * documents its content. Supported YAML: block mappings and sequences of plain or quoted scalars, and flow collections
  * on a single line. `nodeplugin.fake.describe` converts any YAML to this form.
  *
- * Compiled with -DR470 it lacks the functions that a driver of that branch lacks.
+ * Compiled with -DR470 it lacks the functions that a driver of that branch lacks; with -DR615 it has those of that one.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -678,3 +678,71 @@ int nvmlEventSetWait_v2(struct set *set, struct event *event, unsigned timeout_m
         usleep(50000);
     }
 }
+
+/* The memory limits of cgroups, of drivers from r615 on: compiled with -DR615. They are stored in memory-limits.txt
+ * beside the description, or in $QUOTIENT_FAKE_LIMITS, one line for each card and cgroup: uuid, soft limit, hard limit,
+ * inode, path. Removing a cgroup removes its limits, which the inode tells from a new one at the same path. */
+#ifdef R615
+#define NO_LIMIT 0xFFFFFFFFFFFFFFFFULL
+#define MAX_LINE 4700
+struct limits { char *cgroup; unsigned long long soft, hard, used; };
+
+static const char *limits_file(const char *suffix) {
+    static char path[4200];
+    const char *named = getenv("QUOTIENT_FAKE_LIMITS"), *described = file(), *slash = strrchr(described, '/');
+    if (named && *named) snprintf(path, sizeof path, "%s%s", named, suffix);
+    else snprintf(path, sizeof path, "%.*smemory-limits.txt%s", slash ? (int)(slash - described) + 1 : 0, described, suffix);
+    return path;
+}
+
+/* Look a cgroup up in the file. With `copy`, all other lines are written there. */
+static void find_limits(const char *uuid, const struct stat *folder, struct limits *found, FILE *copy) {
+    char line[MAX_LINE], whose[128];
+    unsigned long long soft, hard, inode;
+    FILE *stream = fopen(limits_file(""), "r");
+    while (stream && fgets(line, sizeof line, stream)) {
+        int is_it = sscanf(line, "%127s %llu %llu %llu ", whose, &soft, &hard, &inode) == 4 && !strcmp(whose, uuid) &&
+                    inode == folder->st_ino;
+        if (is_it) found->soft = soft, found->hard = hard;
+        else if (copy) fputs(line, copy);
+    }
+    if (stream) fclose(stream);
+}
+
+static int find_folder(const struct handle *device, const struct limits *limits, struct stat *folder) {
+    if (device->mig >= 0 || get("cards[%d].mig[0].uuid", device->card) || !get("cards[%d].uuid", device->card))
+        return NOT_SUPPORTED;
+    if (!limits || !limits->cgroup) return INVALID_ARGUMENT;
+    return stat(limits->cgroup, folder) || !S_ISDIR(folder->st_mode) ? NOT_FOUND : SUCCESS;
+}
+
+int nvmlDeviceSetMemoryLimits_v1(struct handle *device, struct limits *limits) {
+    WITH_DEVICE("setMemoryLimits");
+    struct stat folder;
+    if ((error = find_folder(device, limits, &folder))) return done(error);
+    if (limits->soft > limits->hard) return done(INVALID_ARGUMENT);
+    if (truth(get("cards[%d].ignoresMemoryLimits", device->card))) return done(SUCCESS);
+    const char *uuid = get("cards[%d].uuid", device->card);
+    FILE *copy = fopen(limits_file(".new"), "w");
+    if (!copy) return done(NO_PERMISSION);
+    struct limits old;
+    find_limits(uuid, &folder, &old, copy);
+    if (limits->soft || limits->hard != NO_LIMIT)
+        fprintf(copy, "%s %llu %llu %llu %s\n", uuid, limits->soft, limits->hard, (unsigned long long)folder.st_ino,
+                limits->cgroup);
+    fclose(copy);
+    char from[4200];
+    snprintf(from, sizeof from, "%s", limits_file(".new"));
+    return done(rename(from, limits_file("")) ? UNKNOWN : SUCCESS);
+}
+
+/* The caller's struct has one field more than that of the other call. */
+int nvmlDeviceGetMemoryLimits_v1(struct handle *device, struct limits *limits) {
+    WITH_DEVICE("getMemoryLimits");
+    struct stat folder;
+    if ((error = find_folder(device, limits, &folder))) return done(error);
+    limits->soft = 0, limits->hard = NO_LIMIT, limits->used = 0;
+    find_limits(get("cards[%d].uuid", device->card), &folder, limits, NULL);
+    return done(SUCCESS);
+}
+#endif

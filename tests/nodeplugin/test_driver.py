@@ -10,7 +10,7 @@ import yaml
 
 from nodeplugin import fake
 from nodeplugin.cards import Card
-from nodeplugin.nvml import Driver, DriverError, GpuProcess, MeasuredUsage, XidEvent
+from nodeplugin.nvml import NO_LIMIT, Driver, DriverError, GpuProcess, MeasuredUsage, MemoryLimits, XidEvent
 
 Described = Mapping[str, Any]
 
@@ -619,3 +619,78 @@ def test_the_driver_tells_whether_a_card_has_to_be_reset(
 ) -> None:
     (card,) = bench.cards(gpu(0, recoveryAction=action))
     assert bench.driver.needs_reset(card) is needs
+
+
+# Memory limits of cgroups.
+
+R615 = "615.20.01"
+HALF = MemoryLimits(0, 20 * 2**30)
+
+
+def open_r615(bench: Bench, *cards: Described, **others: Any) -> Driver:
+    bench.cards(*cards, driver=R615, **others)
+    return bench.driver
+
+
+def test_memory_is_limited_for_each_cgroup_and_card(bench: Bench, tmp_path: Path) -> None:
+    """And programs beside the driver can read in a file what was set."""
+    driver = open_r615(bench, gpu(0), gpu(1))
+    one, other = tmp_path / "one", tmp_path / "other cgroup"
+    for cgroup in (one, other):
+        cgroup.mkdir()
+        assert driver.memory_limits("GPU-0", cgroup) == MemoryLimits(0, NO_LIMIT)
+    driver.set_memory_limits("GPU-0", one, MemoryLimits(1, 2))
+    driver.set_memory_limits("GPU-0", one, HALF)
+    driver.set_memory_limits("GPU-1", other, MemoryLimits(5, 6))
+    assert driver.memory_limits("GPU-0", one) == HALF
+    assert driver.memory_limits("GPU-1", one) == MemoryLimits(0, NO_LIMIT)
+    assert driver.memory_limits("GPU-1", other) == MemoryLimits(5, 6)
+    lines = (bench.folder / "memory-limits.txt").read_text().splitlines()
+    assert lines == [
+        f"GPU-0 0 {HALF.hard_bytes} {one.stat().st_ino} {one}",
+        f"GPU-1 5 6 {other.stat().st_ino} {other}",
+    ]
+    driver.clear_memory_limits("GPU-0", one)
+    assert driver.memory_limits("GPU-0", one) == MemoryLimits(0, NO_LIMIT)
+    assert len((bench.folder / "memory-limits.txt").read_text().splitlines()) == 1
+
+
+def test_a_removed_cgroup_has_no_limits(bench: Bench, tmp_path: Path) -> None:
+    """Nor has a new one at its path."""
+    driver, cgroup = open_r615(bench, gpu(0)), tmp_path / "cgroup"
+    cgroup.mkdir()
+    driver.set_memory_limits("GPU-0", cgroup, HALF)
+    cgroup.rename(tmp_path / "kept, so that its inode is not used again")
+    with pytest.raises(DriverError, match="does not limit the memory of GPU GPU-0: Not Found"):
+        driver.memory_limits("GPU-0", cgroup)
+    with pytest.raises(DriverError, match="Not Found"):
+        driver.set_memory_limits("GPU-0", cgroup, HALF)
+    cgroup.mkdir()
+    assert driver.memory_limits("GPU-0", cgroup) == MemoryLimits(0, NO_LIMIT)
+
+
+UNLIMITED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a driver before r615": ({"driver": "610.43"}, "GPU-0", "Function Not Found"),
+    "a MIG device": ({}, "MIG-7", "Not Supported"),
+    "a card in MIG mode": ({}, "GPU-1", "Not Supported"),
+    "a card that the driver does not have": ({}, "GPU-9", "Not Found"),
+    "a call that fails": ({"failures": {"setMemoryLimits": "no_permission"}}, "GPU-0", "Insufficient Permissions"),
+}
+
+
+@pytest.mark.parametrize(("others", "uuid", "reason"), UNLIMITED.values(), ids=UNLIMITED.keys())
+def test_a_limit_that_cannot_be_set_is_an_error(
+    bench: Bench, tmp_path: Path, others: dict[str, Any], uuid: str, reason: str
+) -> None:
+    """It names the card, and the driver's own reason."""
+    bench.cards(gpu(0), gpu(1, mig=[part(0)]), **({"driver": R615} | others))
+    uuid = bench.driver.cards()[1].uuid if uuid.startswith("MIG") else uuid
+    with pytest.raises(DriverError, match=f"memory of GPU {uuid}: .*{reason}"):
+        bench.driver.set_memory_limits(uuid, tmp_path, HALF)
+
+
+def test_a_card_may_ignore_its_limits(bench: Bench, tmp_path: Path) -> None:
+    """The fake driver can succeed without effect, so that it is tested who notices."""
+    driver = open_r615(bench, gpu(0, ignoresMemoryLimits=True))
+    driver.set_memory_limits("GPU-0", tmp_path, HALF)
+    assert driver.memory_limits("GPU-0", tmp_path) == MemoryLimits(0, NO_LIMIT)
