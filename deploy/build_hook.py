@@ -1,8 +1,8 @@
 """Compiles the C sources when Quotient is installed or a wheel is built; hatchling calls this.
 
 Where there is no C compiler they are left out. What the library of vcuda does is then done in Python, some hundred
-times slower: good enough for the command line, not for a scheduler. Without the node plugin's hooks, containers find the
-driver by an environment variable, and the driver's own memory limit is not offered.
+times slower: good enough for the command line, not for a scheduler. Without the node plugin's hooks, containers find
+the driver by an environment variable, and the driver's own memory limit is not offered.
 """
 
 import os
