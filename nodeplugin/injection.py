@@ -6,6 +6,7 @@ driver's libraries to NVIDIA's runtime. In every mode, a folder with the contain
 /etc/quotient.
 """
 
+import errno
 import re
 import shutil
 from collections.abc import Collection, Sequence
@@ -20,6 +21,8 @@ from nodeplugin.cards import Card, NodeCards
 from nodeplugin.checkpoint import ContainerAllocation, replace_file
 from nodeplugin.host_driver import CONTAINER_FOLDER, CURRENT, SHARED, DeviceNode, HostDriver, installed_descriptions
 from nodeplugin.library_cache import LibraryCache
+from nodeplugin.memory_limit_hook import MemoryLimitHook
+from nodeplugin.memory_limits import limited_slices
 from nodeplugin.pods import BoundPod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.selinux import label_for_containers
@@ -101,6 +104,7 @@ class Injector:
         self._driver, self._node_cards, self._names, self._cdi = driver, node_cards, names, cdi
         self._driver_folder, self._containers = folder / "driver", folder / "containers"
         self._library_cache = LibraryCache(folder / "hooks", driver.host)
+        self.memory_limit_hook = MemoryLimitHook(folder)
         self._version = ""
 
     def start(self, version: str) -> None:
@@ -117,12 +121,22 @@ class Injector:
         if self.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
             self._library_cache.install()
+            self.memory_limit_hook.install()
 
     def build_response(
-        self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
+        self,
+        pod: BoundPod,
+        container: str,
+        allocation: ContainerAllocation,
+        slices: Sequence[GpuSlice],
+        *,
+        driver_limits: bool = False,
     ) -> api.ContainerAllocateResponse:
-        """Create the container's files, and return what the runtime has to inject; OSError if a file cannot be made."""
-        self.prepare(pod, container, allocation, slices)
+        """Create the container's files, and return what the runtime has to inject; OSError if a file cannot be made.
+
+        With `driver_limits` its memory is limited by the driver, where it has a share of a card.
+        """
+        self.prepare(pod, container, allocation, slices, driver_limits=driver_limits)
         cards = self._find_cards(slices)
         response = api.ContainerAllocateResponse(annotations=self._gpu_manager_annotations(slices, cards))
         if allocation.mode == "cdi":
@@ -136,9 +150,18 @@ class Injector:
         return response
 
     def prepare(
-        self, pod: BoundPod, container: str, allocation: ContainerAllocation, slices: Sequence[GpuSlice]
+        self,
+        pod: BoundPod,
+        container: str,
+        allocation: ContainerAllocation,
+        slices: Sequence[GpuSlice],
+        *,
+        driver_limits: bool = False,
     ) -> None:
         """Create or repair the container's files; called before every start, because /run is empty after a reboot."""
+        has_limit = driver_limits and bool(limited_slices(slices, self._node_cards))
+        if has_limit and allocation.mode != "cdi":
+            raise OSError(errno.ENOTSUP, f"the driver's memory limit needs CDI, not {allocation.mode}")
         if self.mode != "nvidia-runtime" and not (self._driver_folder / CURRENT).is_symlink():
             # There was no driver at the start, or the folder was emptied since.
             self.start(self._version)
@@ -153,7 +176,8 @@ class Injector:
             cards = self._find_cards(slices)
             # Only here: the numbers of graphics nodes may differ after a boot, and the kubelet replays responses.
             nodes = [*self._driver.device_nodes(cards), *self._driver.graphics_nodes(cards)]
-            spec = self._cdi_spec(allocation.token, slices, nodes)
+            hooks = [self.memory_limit_hook.hook(allocation.token)] if has_limit else []
+            spec = self._cdi_spec(allocation.token, slices, nodes, hooks)
             write_if_changed(self._cdi_file(allocation.token), msgspec.json.encode(spec))
 
     def is_outdated(self, response: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
@@ -239,7 +263,9 @@ class Injector:
             ),
         )
 
-    def _cdi_spec(self, token: str, slices: Sequence[GpuSlice], nodes: Sequence[DeviceNode]) -> dict[str, Any]:
+    def _cdi_spec(
+        self, token: str, slices: Sequence[GpuSlice], nodes: Sequence[DeviceNode], hooks: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
         options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
         # A daemon that starts again makes a new socket, so these too are looked up before each start.
         mounts = [*self._mounts(token), *self._driver.sockets()]
@@ -252,8 +278,8 @@ class Injector:
             "deviceNodes": [{"path": node.container, "hostPath": node.host, "permissions": "rw"} for node in nodes],
             "mounts": [{"hostPath": host, "containerPath": inside, "options": options} for host, inside in mounts],
         }
-        if hook is not None:
-            edits["hooks"] = [hook]
+        if all_hooks := [*hooks, *([] if hook is None else [hook])]:
+            edits["hooks"] = all_hooks
         return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": token, "containerEdits": edits}]}
 
 
