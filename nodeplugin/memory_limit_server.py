@@ -85,9 +85,10 @@ class MemoryLimitServer:
         return self
 
     def stop(self) -> None:
-        """Stop serving; the socket is removed, unless another plugin has replaced it."""
+        """Stop serving; the socket is removed, unless another plugin has replaced it. Safe to call again."""
         self._stopping.set()
-        self._wake.send(b"x")
+        with suppress(OSError):
+            self._wake.send(b"x")
         self._thread.join(10)
 
     def _run(self) -> None:
