@@ -841,3 +841,63 @@ def test_a_deleted_folder_is_filled_again(make: MakeBench, how: str) -> None:
     assert {each.container_path for each in response.mounts} == MOUNTED.keys()
     assert (bench.folder / "driver/current/lib64/libcuda.so.1").exists()
     bench.injector.start(VERSION)
+
+
+# The driver's memory limit.
+
+
+@needs_root
+def test_a_limited_container_has_the_hook_that_sets_its_limit(make: MakeBench) -> None:
+    """With its token; beside the hook for the library cache, and again before each start."""
+    bench = make("cdi")
+    bench.injector.build_response(POD, "a", bench.allocation(), HALF, driver_limits=True)
+    (hooks,) = (each["containerEdits"]["hooks"] for each in bench.spec()["devices"])
+    assert [each["hookName"] for each in hooks] == ["createRuntime", "createContainer"]
+    program, socket_path = bench.folder / "hooks/apply-memory-limit", bench.folder / "memory-limits.sock"
+    assert hooks[0]["path"] == str(program)
+    assert hooks[0]["args"] == ["apply-memory-limit", str(socket_path), ALLOCATION]
+    assert os.access(program, os.X_OK)
+    bench.spec_file().unlink()
+    bench.injector.prepare(POD, "a", bench.allocation(), HALF, driver_limits=True)
+    assert bench.spec()["devices"][0]["containerEdits"]["hooks"] == hooks
+
+
+WITHOUT_LIMIT = {
+    "another isolation": (HALF, False),
+    "a whole card": ((GpuSlice("GPU-0", 100, CARD_MIB),), True),
+    "a MIG device": ((GpuSlice("MIG-1", 50, 1024),), True),
+}
+
+
+@needs_root
+@pytest.mark.parametrize(("slices", "driver_limits"), WITHOUT_LIMIT.values(), ids=WITHOUT_LIMIT.keys())
+def test_other_containers_have_no_such_hook(
+    make: MakeBench, host: Host, slices: tuple[GpuSlice, ...], *, driver_limits: bool
+) -> None:
+    """Whole cards have nothing to limit, and MIG devices memory of their own."""
+    bench = make("cdi")
+    host.capability("gpu7/mig/gi1", 21)
+    host.capability("gpu7/mig/gi1/ci0", 22)
+    bench.node_cards.update([card(0), card(1), mig_part(1)])
+    bench.injector.prepare(POD, "a", bench.allocation(), slices, driver_limits=driver_limits)
+    hooks = bench.spec()["devices"][0]["containerEdits"]["hooks"]
+    assert [each["hookName"] for each in hooks] == ["createContainer"]
+
+
+@needs_root
+@pytest.mark.parametrize("mode", ["native", "nvidia-runtime"])
+def test_a_limit_without_cdi_is_not_promised(make: MakeBench, mode: InjectionMode) -> None:
+    """A container that would run without it gets no GPU."""
+    bench = make(mode)
+    with pytest.raises(OSError, match=f"the driver's memory limit needs CDI, not {mode}"):
+        bench.injector.build_response(POD, "a", bench.allocation(), HALF, driver_limits=True)
+
+
+@needs_root
+def test_a_hook_that_the_host_cannot_run_is_not_promised(make: MakeBench) -> None:
+    """No CDI file is written, so the container does not start."""
+    bench = make("cdi")
+    (bench.folder / "hooks/apply-memory-limit").unlink()
+    with pytest.raises(OSError, match="the hook that limits memory cannot be run"):
+        bench.injector.build_response(POD, "a", bench.allocation(), HALF, driver_limits=True)
+    assert not bench.spec_file().exists()
