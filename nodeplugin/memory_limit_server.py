@@ -24,6 +24,8 @@ from vcuda.decoding import decoder_for
 MAX_CONNECTIONS, MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 16, 512, 4096
 # A hook sends its request at once.
 REQUEST_S = 1.0
+# Then the hook gives up: a driver call takes so long only if it hangs.
+ANSWER_S = 5.0
 BACKLOG = 64
 # struct ucred: process, user and group.
 CREDENTIALS = struct.Struct("3i")
@@ -58,6 +60,8 @@ class MemoryLimitServer:
         self._peers: dict[int, Peer] = {}
         self._selector = selectors.DefaultSelector()
         self._stopping, self._inode = threading.Event(), 0
+        # When the request began that is being answered, on the monotonic clock.
+        self._busy_since: float | None = None
         self._wake, self._woken = socket.socketpair()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._run, name="memory-limits", daemon=True)
@@ -66,6 +70,12 @@ class MemoryLimitServer:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    def problem(self) -> str:
+        """Return why no container with a limit can start now; empty if they can."""
+        since = self._busy_since
+        busy_s = 0.0 if since is None else time.monotonic() - since
+        return f"the driver has not answered for {busy_s:.0f} s, to set a memory limit" if busy_s > ANSWER_S else ""
 
     def start(self) -> "MemoryLimitServer":
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -159,6 +169,7 @@ class MemoryLimitServer:
             request = decoder_for(HookRequest).decode(received)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return "the request is not valid; the hook may be of another version"
+        self._busy_since = time.monotonic()
         try:
             self._apply(request.token, request.pid, request.id)
         except CannotLimit as error:
@@ -167,6 +178,8 @@ class MemoryLimitServer:
         except Exception as error:  # the outermost frame of the request
             self._log.exception("memory_limit_failed", pid=request.pid)
             return f"the node plugin failed: {error!r}"
+        finally:
+            self._busy_since = None
         return OK
 
     def _end(self, peer: Peer, answer: str) -> None:

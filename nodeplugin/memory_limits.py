@@ -146,8 +146,8 @@ class MemoryLimiter:
         """Limit the container of a process that is about to start; CannotLimit if its limits are not in force."""
         containers = self._containers()
         container = containers.get(token)
-        if container is None:
-            raise CannotLimit("no GPU memory is allocated for this token; delete the pod")
+        if container is None or not container.limits_mib:
+            raise CannotLimit("no share of GPU memory is allocated for this token; delete the pod")
         root = self._root()
         try:
             leaf, owner = read_leaf(pid, root, frozenset(each.uid for each in containers.values()), self._proc)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from nodeplugin import memory_limit_server
 from nodeplugin.library_cache import read_static
 from nodeplugin.memory_limit_hook import MemoryLimitHook
 from nodeplugin.memory_limit_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, Apply, MemoryLimitServer
@@ -247,6 +248,21 @@ def test_a_failure_of_the_server_ends_neither_it_nor_its_thread(
     with capture_logs() as logs:
         assert ask(folder, REQUEST) == "ok\n"
     assert "memory_limit_server_failed" in [entry["event"] for entry in logs]
+
+
+def test_a_driver_that_hangs_is_reported(folder: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as it hangs; the hooks have given up by then."""
+    monkeypatch.setattr(memory_limit_server, "ANSWER_S", 0.05)
+    hanging = threading.Event()
+    server = serve(lambda *_: hanging.wait(20) or None)
+    assert server.problem() == ""
+    with connect(folder) as client:
+        client.sendall(REQUEST)
+        eventually(server.problem, "the problem to be reported")
+        assert server.problem() == "the driver has not answered for 0 s, to set a memory limit"
+        hanging.set()
+        assert client.recv(100) == b"ok\n"
+    assert server.problem() == ""
 
 
 # The hook.

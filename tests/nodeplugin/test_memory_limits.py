@@ -148,7 +148,7 @@ def test_the_limit_is_renewed_at_each_start(bench: LimitBench) -> None:
 
 
 REFUSED: dict[str, tuple[str, int, str, str]] = {
-    "an unknown token": ("c" * 16, PID, ID, "no GPU memory is allocated for this token"),
+    "an unknown token": ("c" * 16, PID, ID, "no share of GPU memory is allocated for this token"),
     "the token of another pod": (OTHER_TOKEN, PID, ID, f"is of pod {UID}, container {ID}: not of this token"),
     "another container's id": (TOKEN, PID, OTHER_ID, "not of this token"),
     "a process that is gone": (TOKEN, PID + 1, ID, "cannot be read"),
@@ -206,6 +206,13 @@ def test_a_controller_that_cannot_be_enabled_is_a_reason(bench: LimitBench) -> N
 def test_without_cgroup_v2_nothing_starts(bench: LimitBench) -> None:
     (bench.root / "cgroup.controllers").unlink()
     with pytest.raises(CannotLimit, match="no cgroup v2"):
+        bench.limiter.apply(TOKEN, PID, ID)
+
+
+def test_a_container_without_a_share_is_not_taken_for_a_limited_one(bench: LimitBench) -> None:
+    """As if its card had been put into MIG mode since the hook was given to it."""
+    bench.containers[TOKEN] = LimitedContainer(UID, "team/train", "a", {})
+    with pytest.raises(CannotLimit, match="no share of GPU memory"):
         bench.limiter.apply(TOKEN, PID, ID)
 
 
