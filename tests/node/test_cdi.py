@@ -1,14 +1,18 @@
 """Injection by CDI, on a containerd that reads CDI files: a pod cannot override any of it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from nodeplugin.leaf_cgroups import find_cgroup2
 from tests.cluster.layout import CDI, NODE_PLUGIN
 from tests.cluster.real import RealCluster
 from tests.node.driver import uuid
 from tests.node.env_from import admit, greedy_config_map
-from tests.node.node import CONTROL, LOOK, GpuNode, container, placement
+from tests.node.limited_pods import LimitedPods
+from tests.node.node import CONTROL, LOOK, WAIT_S, GpuNode, container, placement
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
 
@@ -86,3 +90,46 @@ def test_cdi_files_are_written_again_after_a_reboot_and_removed_with_their_pods(
     assert len(files) == 1
     node.clear()
     assert node.cluster.enter("ls", CDI).stdout.split() == []
+
+
+@pytest.fixture
+def limited_pods(node: GpuNode, tmp_path: Path) -> Iterator[LimitedPods]:
+    """Pods with the hook of the driver's memory limit."""
+    if find_cgroup2(Path("/")) is None:
+        pytest.skip("this machine has no cgroup v2")
+    made = LimitedPods(node, tmp_path).start()
+    yield made
+    node.clear()
+    made.stop()
+
+
+def test_pods_start_with_the_drivers_limit_on_their_leaf_and_not_without(
+    node: GpuNode, limited_pods: LimitedPods
+) -> None:
+    """Through kubelet, containerd and runc; a restarted container is limited again, in its new cgroup."""
+    pod = node.create("limited", limited_pods.container("c0"))
+    limited_pods.allocate(pod)
+    node.bind(pod)
+    node.wait_phase("limited", "Running")
+    first = limited_pods.limited_cgroups()
+    assert [Path(each).name for each in first] == [node.container_id("limited").removeprefix("containerd://")]
+    assert all(f"pod{pod.metadata.uid}" in each for each in first)
+    node.kill_container("limited")
+    again = limited_pods.limited_cgroups()
+    assert Path(again[-1]).name == node.container_id("limited").removeprefix("containerd://") != Path(first[0]).name
+
+
+def test_the_events_of_a_pod_show_why_its_limit_cannot_be_set(node: GpuNode, limited_pods: LimitedPods) -> None:
+    """And it starts as soon as it can be."""
+    pod = node.create("refused", limited_pods.container("c0"))
+    node.bind(pod)
+
+    def events() -> str:
+        return node.cluster.kubectl("get", "events", "--field-selector=involvedObject.name=refused", "-o=wide")
+
+    eventually(lambda: "no share of GPU memory is allocated for this token" in events(), "the event", WAIT_S, events)
+    assert not node.container_id("refused")
+    limited_pods.allocate(pod)
+    # Not its phase, which is Running while the kubelet tries a container again.
+    eventually(lambda: node.container_id("refused"), "the container to run", WAIT_S, events)
+    assert len(limited_pods.limited_cgroups()) == 1
