@@ -26,7 +26,7 @@ from console.manifests import NO_KIND
 from console.printing import wide_console
 from console.quota_status_view import show_status
 from nodeplugin.compiler import NoCompiler
-from nodeplugin.fake import compile_library
+from nodeplugin.fake.building import compile_nvml
 from settings.configuration import Configuration
 from settings.loading import Loaded
 from settings.logs import configure_logs
@@ -110,7 +110,7 @@ class LocalRun:
     def _start_nodes(self) -> None:
         """Start a node plugin for each machine; without a compiler for the simulated driver, only create the Nodes."""
         try:
-            compile_library()
+            compile_nvml()
         except NoCompiler:
             for machine in SIMULATED_MACHINES:
                 self._cluster.create(NODES, node_object(machine, self._names, self._scheme.unit_mib))

@@ -1,26 +1,23 @@
-"""A fake driver for machines without GPUs: a C library that implements NVML from a YAML file.
+"""A fake driver for machines without GPUs: C libraries that implement NVML and the CUDA driver API from a YAML file.
 
-The node plugin loads it like the real one, so that tests, benchmarks and `quotient local` run its code unchanged.
-`gpus.yaml` documents what the file may contain.
+The node plugin loads NVML like the real one, so that tests, benchmarks and `quotient local` run its code unchanged.
+Programs that use CUDA share simulated devices (device_state.h). `gpus.yaml` documents what the file may contain.
 """
 
-import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from nodeplugin.compiler import run_compiler
+from nodeplugin.fake.building import compile_cuda, compile_nvml
 from nodeplugin.nvml import LIBRARY
 
 DESCRIPTION = "gpus.yaml"
 R510, R615 = 510, 615
-FLAGS = ("-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}")
+# As nvml.c has it.
+DEFAULT_VERSION = "550.54.15"
 
 
 class NoAliasDumper(yaml.SafeDumper):
@@ -30,37 +27,38 @@ class NoAliasDumper(yaml.SafeDumper):
         return True
 
 
-def compile_library(*definitions: str) -> Path:
-    """Return the compiled library from the user's cache; compiles it once per version of its source."""
-    source = resources.files(__name__).joinpath("nvml.c").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quotient" / "fake-driver"
-    target = cache / hashlib.sha256(source + repr(definitions).encode()).hexdigest()[:16] / LIBRARY
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # On the file system of the target, so that the rename is atomic: test processes compile at the same time.
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        file, compiled = Path(scratch) / "nvml.c", Path(scratch) / LIBRARY
-        file.write_bytes(source)
-        run_compiler(*FLAGS, *definitions, "-o", str(compiled), str(file), "-lpthread", "-ldl")
-        compiled.replace(target)
-    return target
-
-
 def install(folder: Path, description: Mapping[str, Any] | str) -> Path:
     """Install the library and its description, a mapping or YAML text, into a folder; returns the library's path."""
     folder.mkdir(parents=True, exist_ok=True)
     describe(folder, description)
     target = folder / LIBRARY
     if not target.exists():
-        shutil.copy(compile_library(*branch_definitions(folder)), target)
+        shutil.copy(compile_nvml(*branch_definitions(folder)), target)
     return target
+
+
+def install_cuda(folder: Path, description: Mapping[str, Any] | str) -> Path:
+    """Install both libraries, and links as a driver's installation has them; returns libcuda.so.1 in the folder."""
+    install(folder, description)
+    target = folder / f"libcuda.so.{driver_version(folder)}"
+    if not target.exists():
+        shutil.copy(compile_cuda(), target)
+    for name in ("libcuda.so.1", "libcuda.so"):
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(target.name)
+    return folder / "libcuda.so.1"
+
+
+def driver_version(folder: Path) -> str:
+    described = yaml.safe_load((folder / DESCRIPTION).read_text()) or {}
+    return str(described.get("driver") or DEFAULT_VERSION)
 
 
 def branch_definitions(folder: Path) -> tuple[str, ...]:
     """Return what selects the functions that a driver of the described version has."""
-    version = str((yaml.safe_load((folder / DESCRIPTION).read_text()) or {}).get("driver", ""))
-    branch = int(major) if (major := version.partition(".")[0]).isdecimal() else R510
+    major = driver_version(folder).partition(".")[0]
+    branch = int(major) if major.isdecimal() else R510
     return (*(("-DR470",) if branch < R510 else ()), *(("-DR615",) if branch >= R615 else ()))
 
 

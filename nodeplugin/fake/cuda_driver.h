@@ -1,0 +1,119 @@
+/* What the parts of the fake CUDA driver share.
+ *
+ * The exported functions are generated (nodeplugin/fake/building.py): each takes the lock, refuses what cannot be
+ * called now, and calls the implementation, do_ and its name. So an implementation holds the lock, and gives it up only
+ * while it waits for the simulated device or runs a function of the program.
+ */
+#ifndef CUDA_DRIVER_H
+#define CUDA_DRIVER_H
+
+#include <cuda.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_functions.h"
+#include "description.h"
+#include "device_state.h"
+
+#define MIB (1ULL << 20)
+#define LARGE_PAGE (2 * MIB)
+#define MAX_RESOURCES 64
+
+struct error_name { int code; const char *name; };
+struct resolution { const char *base; int version, per_thread; void *function; };
+extern const int function_count;
+extern const char *const function_names[];
+extern const struct error_name error_names[];
+extern const struct resolution resolutions[];
+
+/* cuda_calls.c: the frame of every call. */
+CUresult enter(int function, int always_callable, int per_thread_stream);
+CUresult leave(CUresult result);
+/* Whether the call is of the form with a thread's own default stream. */
+int per_thread_stream_asked(void);
+void begin_waiting(void);
+void end_waiting(void);
+void wait_until(uint64_t time_ns);
+CUresult set_initialized(void);
+uint64_t next_id(void);
+/* Memory of the driver itself; ends the process if there is none, which tests need not survive. */
+void *allocate(size_t size);
+uint64_t round_up(uint64_t value, uint64_t unit);
+
+/* cuda_devices.c */
+struct device {
+    int card, major, minor, sms;
+    char name[256], uuid_text[64];
+    CUuuid uuid;
+    /* What programs can have: the description's usedMiB, reservedMiB and processes are not in it. */
+    uint64_t total, capacity, context_bytes;
+};
+CUresult read_devices(void);
+int driver_version(void);
+struct device *device_at(CUdevice ordinal);
+int device_total(void);
+
+/* cuda_physical.c: memory of a device, without an address. */
+struct physical {
+    CUdevice device; /* -1: host memory, which charges no device */
+    uint64_t bytes;
+    int references, block; /* block: -1 as long as no other process can hold it */
+    int is_vmm, handle_references;
+    CUmemAllocationProp properties;
+    int memfd;
+    uint64_t offset;
+    struct physical *next;
+};
+CUresult create_physical(CUdevice device, uint64_t bytes, struct physical **created);
+void hold_physical(struct physical *physical);
+void drop_physical(struct physical *physical);
+/* What another process needs to hold the same memory. */
+struct shared_memory { uint64_t magic, id, bytes, offset, size; int32_t card, kind; };
+CUresult share_physical(struct physical *physical, struct shared_memory *shared);
+CUresult import_physical(const struct shared_memory *shared, struct physical **imported);
+
+/* cuda_ranges.c: addresses. */
+enum range_kind { DEVICE_RANGE, MANAGED_RANGE, HOST_RANGE, REGISTERED_RANGE, POOL_RANGE, GRAPH_RANGE, MAPPED_RANGE, IMPORTED_RANGE };
+struct range {
+    uint64_t base, size, id, buffer_size;
+    enum range_kind kind;
+    CUdevice device;
+    CUcontext context;
+    struct physical *physical;
+    struct chunk *chunk;
+    struct CUmemPoolHandle_st *pool;
+    unsigned flags;
+    int is_touched, owns_address;
+};
+uint64_t reserve_addresses(uint64_t size, uint64_t alignment, int below_4_gib);
+void free_addresses(uint64_t base, uint64_t size);
+struct range *add_range(enum range_kind kind, uint64_t base, uint64_t size, CUdevice device);
+void remove_range(struct range *range);
+struct range *find_range(uint64_t address);
+struct range *range_number(size_t number);
+/* Make memory readable and writable for a copy; returns 0 if part of it is no allocation of the driver's. */
+int touch(uint64_t address, uint64_t size);
+
+/* cuda_memory.c */
+CUresult allocate_device_memory(uint64_t size, enum range_kind kind, int below_4_gib, struct range **allocated);
+CUresult free_range(struct range *range);
+void free_memory_of(CUcontext context);
+
+/* cuda_contexts.c */
+struct CUctx_st {
+    uint64_t magic, id;
+    CUdevice device;
+    int is_primary, references, is_active;
+    unsigned flags;
+    struct physical *memory;
+    struct CUstream_st *streams;
+    struct CUctx_st *next;
+    size_t limits[CU_LIMIT_MAX];
+};
+CUcontext current_context(void);
+/* The current context if it is usable. */
+CUresult need_context(CUcontext *context);
+int is_context(CUcontext context);
+CUcontext primary_context(CUdevice device);
+
+#endif
