@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAGIC 0x637478
 #define MAX_STACK 128
 
 static CUcontext contexts;
@@ -44,6 +43,9 @@ static CUresult activate(CUcontext context) {
 
 static void deactivate(CUcontext context) {
     free_memory_of(context);
+    free_streams_of(context);
+    free_modules_of(context);
+    if (context->is_primary) free_pools_of(context->device);
     if (context->memory) drop_physical(context->memory);
     context->memory = NULL;
     context->is_active = 0;
@@ -51,7 +53,7 @@ static void deactivate(CUcontext context) {
 
 static CUcontext new_context(CUdevice device, unsigned flags) {
     CUcontext context = allocate(sizeof *context);
-    *context = (struct CUctx_st){.magic = MAGIC, .id = next_id(), .device = device, .references = 1, .flags = flags, .next = contexts};
+    *context = (struct CUctx_st){.id = next_id(), .device = device, .references = 1, .flags = flags, .next = contexts};
     context->limits[CU_LIMIT_STACK_SIZE] = 1024;
     context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = MIB;
     context->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 * MIB;

@@ -17,7 +17,6 @@
 
 #define MIB (1ULL << 20)
 #define LARGE_PAGE (2 * MIB)
-#define MAX_RESOURCES 64
 
 struct error_name { int code; const char *name; };
 struct resolution { const char *base; int version, per_thread; void *function; };
@@ -73,7 +72,10 @@ CUresult share_physical(struct physical *physical, struct shared_memory *shared)
 CUresult import_physical(const struct shared_memory *shared, struct physical **imported);
 
 /* cuda_ranges.c: addresses. */
-enum range_kind { DEVICE_RANGE, MANAGED_RANGE, HOST_RANGE, REGISTERED_RANGE, POOL_RANGE, GRAPH_RANGE, MAPPED_RANGE, IMPORTED_RANGE };
+/* IMPORTED: by cuIpcOpenMemHandle. EXTERNAL: other memory of another process, which cuMemFree gives back. */
+enum range_kind { DEVICE_RANGE, MANAGED_RANGE, HOST_RANGE, REGISTERED_RANGE, POOL_RANGE, GRAPH_RANGE,
+                  MAPPED_RANGE, IMPORTED_RANGE,
+                  EXTERNAL_RANGE, ARRAY_RANGE };
 struct range {
     uint64_t base, size, id, buffer_size;
     enum range_kind kind;
@@ -83,7 +85,7 @@ struct range {
     struct chunk *chunk;
     struct CUmemPoolHandle_st *pool;
     unsigned flags;
-    int is_touched, owns_address;
+    int is_touched, owns_address, is_live; /* is_live: of a graph's memory, between its allocation and its end */
 };
 uint64_t reserve_addresses(uint64_t size, uint64_t alignment, int below_4_gib);
 void free_addresses(uint64_t base, uint64_t size);
@@ -101,7 +103,7 @@ void free_memory_of(CUcontext context);
 
 /* cuda_contexts.c */
 struct CUctx_st {
-    uint64_t magic, id;
+    uint64_t id;
     CUdevice device;
     int is_primary, references, is_active;
     unsigned flags;
@@ -115,5 +117,112 @@ CUcontext current_context(void);
 CUresult need_context(CUcontext *context);
 int is_context(CUcontext context);
 CUcontext primary_context(CUdevice device);
+
+/* cuda_virtual_memory.c */
+CUresult import_descriptor(int descriptor, struct physical **imported);
+
+/* cuda_pools.c */
+CUresult allocate_from_pool(CUmemoryPool pool, uint64_t size, CUdeviceptr *address);
+CUresult free_to_pool(struct range *range);
+/* Give memory above the pools' thresholds back, as at every synchronization. */
+void trim_pools(void);
+void free_pools_of(CUdevice device);
+
+/* cuda_modules.c */
+struct CUfunc_st {
+    CUmodule module;
+    CUlibrary library;
+    struct CUfunc_st *next;
+    uint64_t duration_ns;
+    int limits[2];
+    char name[];
+};
+void free_modules_of(CUcontext context);
+
+/* cuda_streams.c */
+struct node_set { CUgraphNode *nodes; size_t count; };
+struct CUstream_st {
+    CUcontext context;
+    CUstream next;
+    uint64_t id, ready_ns;
+    unsigned flags;
+    int priority, is_legacy, thread; /* thread: whose own default stream it is, otherwise 0 */
+    struct capture *capture;
+    struct node_set last_nodes;
+};
+struct CUevent_st {
+    CUcontext context;
+    CUevent next;
+    unsigned flags;
+    int is_recorded;
+    uint64_t at_ns;
+    struct capture *capture;
+    struct node_set nodes;
+};
+/* The stream of a handle, which may stand for a default stream. */
+CUresult find_stream(CUstream handle, CUstream *stream);
+/* When all that was queued so far is done. */
+uint64_t ready_time(CUstream stream);
+void run_on(CUstream stream, uint64_t duration_ns);
+/* Run a function of the program when the stream is ready. */
+void queue_callback(CUstream stream, CUhostFn function, CUstreamCallback stream_callback, void *data);
+void run_due_callbacks(void);
+uint64_t ready_time_of_context(CUcontext context);
+void free_streams_of(CUcontext context);
+int thread_number(void);
+
+/* cuda_copies.c */
+CUresult copy_3d(const CUDA_MEMCPY3D *copy);
+CUresult set_memory(const CUDA_MEMSET_NODE_PARAMS *set);
+
+/* cuda_capture.c */
+struct capture {
+    struct capture *next;
+    uint64_t id;
+    CUgraph graph;
+    CUstream origin;
+    CUstreamCaptureMode mode;
+    int is_invalid, thread, own_graph;
+};
+/* What cannot be captured, such as cuMemAlloc, ends captures that forbid it. */
+CUresult refuse_in_capture(void);
+/* The same, for a call that waits for a stream. */
+CUresult refuse_for_stream(CUstream stream);
+CUresult usable_capture(CUstream stream);
+CUresult capture_node(CUstream stream, CUgraphNode node);
+CUresult capture_event(CUevent event, CUstream stream);
+CUresult capture_wait(CUstream stream, CUevent event);
+void copy_nodes(struct node_set *to, const struct node_set *from);
+
+/* cuda_graphs.c */
+struct CUgraphNode_st {
+    CUgraph graph;
+    CUgraphNodeType type;
+    unsigned id;
+    int is_disabled;
+    struct node_set dependencies;
+    CUgraphNode source; /* in an executable graph: the node that it was made from */
+    union {
+        CUDA_KERNEL_NODE_PARAMS kernel;
+        CUDA_MEMCPY3D copy;
+        CUDA_MEMSET_NODE_PARAMS set;
+        CUDA_HOST_NODE_PARAMS host;
+        CUDA_MEM_ALLOC_NODE_PARAMS allocation;
+        CUdeviceptr freed;
+        CUgraph child;
+        CUevent event;
+    } of;
+};
+struct CUgraph_st { unsigned id; struct node_set nodes; unsigned last_node; };
+CUgraph new_graph(void);
+CUgraphNode new_node(CUgraph graph, CUgraphNodeType type, const CUgraphNode *dependencies, size_t count);
+void add_node_to(struct node_set *set, CUgraphNode node);
+void destroy_graph(CUgraph graph);
+/* cuda_graph_memory.c */
+CUresult plan_allocation(CUDA_MEM_ALLOC_NODE_PARAMS *params);
+CUresult free_graph_memory(struct range *range);
+/* Reserve what the nodes need beyond what is reserved, and mark what lives after them. */
+CUresult allocate_for_graph(const struct node_set *nodes, int frees_first);
+void trim_graph_memory(CUdevice device);
 
 #endif

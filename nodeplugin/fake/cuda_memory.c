@@ -113,15 +113,21 @@ void free_memory_of(CUcontext context) {
     struct range *range;
     for (size_t at = 0; (range = range_number(at));) {
         int ends = range->kind != MAPPED_RANGE && range->kind != REGISTERED_RANGE && range->kind != POOL_RANGE;
-        if (range->context == context && ends) free_range(range);
-        else at++;
+        if (range->context != context || !ends) {
+            at++;
+            continue;
+        }
+        if (range->is_live) free_graph_memory(range);
+        free_range(range);
     }
+    trim_graph_memory(context->device);
 }
 
 CUresult do_cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) {
     struct range *range;
     if (!dptr) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = allocate_device_memory(bytesize, DEVICE_RANGE, 0, &range);
+    CUresult result = refuse_in_capture();
+    if (!result) result = allocate_device_memory(bytesize, DEVICE_RANGE, 0, &range);
     if (!result) *dptr = range->base;
     return result;
 }
@@ -134,9 +140,10 @@ CUresult do_cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize) {
 
 static CUresult allocate_pitch(uint64_t width, uint64_t height, unsigned element, int below_4_gib, struct range **range, uint64_t *pitch) {
     if (!width || !height || (element != 4 && element != 8 && element != 16)) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = refuse_in_capture();
     *pitch = round_up(width, PITCH_ALIGNMENT);
     if (*pitch < width || height > UINT64_MAX / *pitch) return CUDA_ERROR_OUT_OF_MEMORY;
-    return allocate_device_memory(*pitch * height, DEVICE_RANGE, below_4_gib, range);
+    return result ? result : allocate_device_memory(*pitch * height, DEVICE_RANGE, below_4_gib, range);
 }
 CUresult do_cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes) {
     struct range *range;
@@ -158,7 +165,8 @@ CUresult do_cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned
 CUresult do_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
     struct range *range;
     if (!dptr || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = allocate_device_memory(bytesize, MANAGED_RANGE, 0, &range);
+    CUresult result = refuse_in_capture();
+    if (!result) result = allocate_device_memory(bytesize, MANAGED_RANGE, 0, &range);
     if (result) return result;
     touch(range->base, range->size);
     *dptr = range->base;
@@ -168,11 +176,14 @@ CUresult do_cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int f
 CUresult do_cuMemFree_v2(CUdeviceptr dptr) {
     CUcontext context;
     CUresult result = need_context(&context);
+    if (!result) result = refuse_in_capture();
     if (result || !dptr) return result;
     struct range *range = find_range(dptr);
     if (!range || range->base != dptr) return CUDA_ERROR_INVALID_VALUE;
     switch (range->kind) {
-    case DEVICE_RANGE: case MANAGED_RANGE: return free_range(range);
+    case DEVICE_RANGE: case MANAGED_RANGE: case EXTERNAL_RANGE: return free_range(range);
+    case POOL_RANGE: return free_to_pool(range);
+    case GRAPH_RANGE: return free_graph_memory(range);
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
