@@ -162,12 +162,12 @@ static void parse(char *text) {
     }
 }
 
-static const char *file(void) {
+const char *description_file(void) {
     static char path[4096];
     const char *named = getenv("QUOTIENT_FAKE_GPUS");
     if (named && *named) return named;
     Dl_info here;
-    if (!*path && dladdr((void *)file, &here)) {
+    if (!*path && dladdr((void *)description_file, &here)) {
         snprintf(path, sizeof path - 16, "%s", here.dli_fname);
         char *slash = strrchr(path, '/');
         strcpy(slash ? slash + 1 : path, "gpus.yaml");
@@ -177,10 +177,10 @@ static const char *file(void) {
 
 int load_description(void) {
     struct stat now;
-    if (stat(file(), &now)) return 0;
+    if (stat(description_file(), &now)) return 0;
     if (now.st_ino == read_inode && now.st_mtim.tv_sec == read_at.tv_sec && now.st_mtim.tv_nsec == read_at.tv_nsec)
         return 1;
-    FILE *stream = fopen(file(), "r");
+    FILE *stream = fopen(description_file(), "r");
     if (!stream) return 0;
     char *text = calloc(1, (size_t)now.st_size + 1);
     size_t got = fread(text, 1, (size_t)now.st_size, stream);

@@ -10,6 +10,8 @@
 
 #define MAX_CARDS 64
 
+/* Its path. */
+const char *description_file(void);
 /* Read the file if it was replaced or changed; returns 0 if there is none. */
 int load_description(void);
 /* The value at a path such as cards[0].uuid, or NULL. */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -472,7 +473,7 @@ struct limits { char *cgroup; unsigned long long soft, hard, used; };
 
 static const char *limits_file(const char *suffix) {
     static char path[4200];
-    const char *named = getenv("QUOTIENT_FAKE_LIMITS"), *described = file(), *slash = strrchr(described, '/');
+    const char *named = getenv("QUOTIENT_FAKE_LIMITS"), *described = description_file(), *slash = strrchr(described, '/');
     if (named && *named) snprintf(path, sizeof path, "%s%s", named, suffix);
     else snprintf(path, sizeof path, "%.*smemory-limits.txt%s", slash ? (int)(slash - described) + 1 : 0, described, suffix);
     return path;
