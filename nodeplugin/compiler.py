@@ -31,7 +31,10 @@ def static_flags() -> tuple[str, ...]:
 
 def run_compiler(*arguments: str) -> str:
     """Run the compiler and return its output; raises NoCompiler with its messages if it fails."""
-    command = [*find_compiler(), *arguments]
+    return run_command(*find_compiler(), *arguments)
+
+
+def run_command(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own source
     if done.returncode:
         raise NoCompiler(f"{' '.join(command)} failed: {done.stderr.strip()}")

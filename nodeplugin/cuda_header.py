@@ -13,6 +13,9 @@ from pathlib import Path
 from nodeplugin.compiler import NoCompiler, preprocess
 
 PACKAGE, HEADER, TYPEDEFS = "nvidia-cuda-runtime", "cuda.h", "cudaTypedefs.h"
+NVML_PACKAGE, NVML_HEADER = "nvidia-nvml-dev", "nvml.h"
+# Exported, not declared: nvidia-smi asks for it.
+NVML_PRIVATE = "nvmlInternalGetExportTable"
 # Every function of every version, those with a per-thread default stream included.
 ALL_VERSIONS = ("-D__CUDA_API_VERSION_INTERNAL",)
 DECLARATION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
@@ -20,6 +23,8 @@ DECLARATION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
 TYPEDEF = re.compile(r"\(CUDAAPI \*PFN_(cu\w+?)_v(\d+)(_ptsz|_ptds)?\)\((.*)\);")
 VERSION = re.compile(r"^#define\s+CUDA_VERSION\s+(\d+)", re.MULTILINE)
 EXPORTED_SUFFIX = re.compile(r"(?:_v\d+)?(?:_pt[sd][sz])?$")
+NVML_CALLED = re.compile(r"\b(nvml[A-Z]\w+)\s*\(")
+NVML_RENAMED = re.compile(r"^\s*#\s*define\s+(nvml[A-Z]\w+)\s+nvml[A-Z]\w+\s*$", re.MULTILINE)
 SPACES = re.compile(r"\s+")
 
 
@@ -51,16 +56,16 @@ class Resolution:
     parameters: str
 
 
-def find_headers() -> Path:
+def find_headers(package: str = PACKAGE, header: str = HEADER) -> Path:
     """Return the folder of cuda.h; raises NoCompiler, naming the package, if there is none."""
     try:
-        files = importlib.metadata.files(PACKAGE) or []
+        files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
         files = []
     for file in files:
-        if file.name == HEADER:
+        if file.name == header:
             return Path(str(file.locate())).parent
-    raise NoCompiler(f"{HEADER} not found: run `pip install {PACKAGE}`")
+    raise NoCompiler(f"{header} not found: run `pip install {package}`")
 
 
 def read_functions(folder: Path) -> list[Function]:
@@ -75,6 +80,12 @@ def read_functions(folder: Path) -> list[Function]:
 def read_resolutions(folder: Path) -> Iterator[Resolution]:
     for base, version, variant, parameters in TYPEDEF.findall((folder / TYPEDEFS).read_text()):
         yield Resolution(base, int(version), variant, SPACES.sub(" ", parameters).strip())
+
+
+def read_nvml_names(folder: Path) -> list[str]:
+    """Return the names of all functions that libnvidia-ml exports, those of older versions included."""
+    text = (folder / NVML_HEADER).read_text()
+    return list(dict.fromkeys([*NVML_CALLED.findall(text), *NVML_RENAMED.findall(text), NVML_PRIVATE]))
 
 
 def read_version(folder: Path) -> int:

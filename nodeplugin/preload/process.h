@@ -1,0 +1,44 @@
+/* What this process knows of itself. A child begins with nothing: neither its parent's memory nor its locks are its own,
+ * and contexts do not survive a fork. */
+#ifndef QUOTIENT_PROCESS_H
+#define QUOTIENT_PROCESS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "formats.h"
+
+#define MAX_DEVICES 64
+
+/* 0: free, 1: held, 2: held and waited for. The library must not need libpthread. */
+typedef _Atomic uint32_t lock;
+void acquire(lock *held);
+void let_go(lock *held);
+
+/* Memory that is not the program's: it may have replaced malloc. NULL if there is none. */
+void *allocate_pages(uint64_t bytes);
+void free_pages(void *pages, uint64_t bytes);
+
+struct record;
+
+struct process {
+    int32_t pid;
+    lock opening, gate, records_lock, contexts_lock, pools_lock, graphs_lock, small_lock, objects_lock;
+    /* The slot in the container's file, once this process has allocated something. */
+    struct usage_file *_Atomic usage;
+    int usage_failed;
+    unsigned slot;
+    /* See records.c. */
+    struct record *records;
+    uint64_t record_capacity, record_count, next_object;
+    /* Small allocations share chunks of the driver, by card. */
+    uint64_t small_bytes[MAX_CARDS], small_chunks[MAX_CARDS];
+    /* The card of a device, + 1; 0 is unknown. */
+    _Atomic uint8_t card_of_device[MAX_DEVICES];
+    /* What the executable graphs of this process have reserved, by card. */
+    uint64_t graph_bytes[MAX_CARDS];
+};
+
+struct process *process(void);
+
+#endif
