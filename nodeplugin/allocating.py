@@ -21,6 +21,7 @@ from nodeplugin.cards import NodeCards
 from nodeplugin.checkpoint import ContainerAllocation, PodAllocation
 from nodeplugin.device_ids import CardDevices, Resource, offered_devices
 from nodeplugin.injection import Injector
+from nodeplugin.isolation_ladder import applied_isolation
 from nodeplugin.kubelet import Kubelet, ListedContainer
 from nodeplugin.lingering_pods import MAX_WAIT_S, PLACEMENT_WAIT_S, LingeringPods
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
@@ -29,7 +30,8 @@ from nodeplugin.refusal import RECREATE, AllocationRefused, cannot_create_files,
 from nodeplugin.start_check import StartCheck
 from vcuda.cost_ranking import RankingContext, ranking_for
 from vcuda.gpu_availability import GpuUsage
-from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
+from vcuda.isolation import Isolation
+from vcuda.names import RESPONSE_ISOLATION, RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
 from vcuda.placement import (
     InsufficientGpus,
     PlacedSlices,
@@ -201,6 +203,8 @@ class Allocator:
         response.annotations[RESPONSE_PLACEMENT] = encode_placement(allocation.placed)
         response.annotations[RESPONSE_TOKEN] = given.token
         response.annotations[RESPONSE_OWNER] = owner_annotation(pod.uid, container)
+        if given.isolation:
+            response.annotations[RESPONSE_ISOLATION] = str(given.isolation)
         return response
 
     def _place_and_record(self, pod: BoundPod, container: str, ids: DeviceIds) -> PodAllocation:
@@ -243,10 +247,22 @@ class Allocator:
             existing = allocation.containers.get(container)
             # A repeated call keeps the token: the container's folder may already be mounted.
             token = existing.token if existing else secrets.token_hex(8)
-            given = ContainerAllocation(token, ids, self._injector.mode)
+            isolation = self._required_isolation(pod, container, allocation)
+            given = ContainerAllocation(token, ids, self._injector.mode, isolation)
             allocation = replace(allocation, containers=allocation.containers | {container: given})
             self._allocations.update(allocation)
             return allocation
+
+    def _required_isolation(self, pod: BoundPod, container: str, allocation: PodAllocation) -> Isolation:
+        """Return what enforces the limits of a container; InsufficientGpus if it is weaker than required.
+
+        The card may offer less than when the pod was placed, or its first container allocated.
+        """
+        isolation = applied_isolation(allocation.placed.get(container, ()), self._node_cards.isolation)
+        if not isolation.is_at_least(pod.options.min_isolation):
+            minimum = pod.options.min_isolation
+            raise InsufficientGpus(f"container {container}: isolation {isolation}, at least {minimum} required")
+        return isolation
 
     def _adopted_or_allocated(self, pod: BoundPod) -> PodAllocation | None:
         """Return the pod's allocation, if it has one; InsufficientGpus if it was adopted on cards that are not free."""

@@ -28,9 +28,11 @@ from nodeplugin.device_ids import Resource
 from nodeplugin.injection import Injector, mode_of
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid
+from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from vcuda.gpu_availability import GpuAvailability, GpuUsage, available_gpus, sum_usage
 from vcuda.injection_modes import InjectionMode
-from vcuda.names import RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
+from vcuda.isolation import NO_ISOLATION, Isolation, parse_isolation
+from vcuda.names import RESPONSE_ISOLATION, RESPONSE_OWNER, RESPONSE_PLACEMENT, RESPONSE_TOKEN
 from vcuda.placement import PlacedSlices, peak_usage
 from vcuda.placement_annotation import decode_placement
 from vcuda.scheme import Scheme
@@ -191,6 +193,7 @@ class AllocationStore:
         placed: PlacedSlices = {}
         tokens: dict[str, str] = {}
         modes: dict[str, InjectionMode] = {}
+        isolations: dict[str, Isolation] = {}
         ids = self._ids_by_container(entries)
         for each in entries:
             response = each.response
@@ -199,6 +202,7 @@ class AllocationStore:
             if token and owner == owner_annotation(uid, each.container):
                 tokens[each.container] = token
                 modes[each.container] = mode_of(response)
+                isolations[each.container] = isolation_in(response)
                 placed |= decode_placement(response.annotations.get(RESPONSE_PLACEMENT, "")) or {}
         if not tokens or any(name not in placed for name in tokens):
             return None
@@ -212,7 +216,9 @@ class AllocationStore:
             # Without the pod it is unknown which containers are init containers: count all as running together.
             usage=peak_usage(pod.request, placed) if pod else total_usage(placed),
         )
-        rebuilt = {name: ContainerAllocation(token, ids[name], modes[name]) for name, token in tokens.items()}
+        rebuilt = {
+            name: ContainerAllocation(token, ids[name], modes[name], isolations[name]) for name, token in tokens.items()
+        }
         return replace(allocation, containers=allocation.containers | rebuilt)
 
     def release_ended(self, fresh_pods: PodsByUid | None = None) -> "UnreleasedPods":
@@ -315,6 +321,11 @@ class AllocationStore:
             if each.resource in resources:
                 ids.setdefault(each.container, {})[resources[each.resource]] = sort_ids(each.ids)
         return ids
+
+
+def isolation_in(response: api.ContainerAllocateResponse) -> Isolation:
+    """Return what enforces the limits of a container, by its response; nothing in those of earlier releases."""
+    return parse_isolation(response.annotations.get(RESPONSE_ISOLATION, "")) or NO_ISOLATION
 
 
 def owner_annotation(uid: str, container: str) -> str:

@@ -5,13 +5,14 @@ card keeps its containers and takes no new ones.
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 
+from nodeplugin.isolation_ladder import CardLadder
 from vcuda.gpu_model import parse_model
 from vcuda.inventory import Gpu
-from vcuda.isolation import Isolation
+from vcuda.isolation import NO_ISOLATION, Isolation
 
 UNKNOWN_MODEL = "unknown"
 MISSING = "missing: the driver no longer lists it"
@@ -95,8 +96,14 @@ class NodeCards:
     until the driver lists it again or `forget` removes it.
     """
 
-    def __init__(self, known: Iterable[Card] = ()) -> None:
-        """`known` are the cards of the last run, which count as present until the driver has been asked."""
+    def __init__(
+        self, known: Iterable[Card] = (), ladder_of: Callable[[Card], CardLadder] = lambda _: CardLadder()
+    ) -> None:
+        """`known` are the cards of the last run, which count as present until the driver has been asked.
+
+        `ladder_of` returns what enforces shares of a card now.
+        """
+        self.ladder_of = ladder_of
         # Guards the four collections below: a condition is computed from three of them.
         self._lock = threading.Lock()
         self._cards = {card.uuid: card for card in known}
@@ -167,6 +174,13 @@ class NodeCards:
             fault = self._faults.get(uuid, "") or (MISSING if uuid in self._missing else "")
             return CardCondition(fault, self._cordons.get(uuid, ""))
 
-    def gpus(self, isolation: Isolation = Isolation.NONE) -> tuple[Gpu, ...]:
+    def isolation(self, uuid: str) -> Isolation:
+        """Return what enforces shares of a card now; nothing of an unknown one."""
+        card = self.get(uuid)
+        return NO_ISOLATION if card is None else self.ladder_of(card).isolation
+
+    def gpus(self) -> tuple[Gpu, ...]:
         """Return all cards as the node's inventory publishes them."""
-        return tuple(inventory_entry(card, self.condition(card.uuid), isolation) for card in self.cards())
+        return tuple(
+            inventory_entry(card, self.condition(card.uuid), self.ladder_of(card).isolation) for card in self.cards()
+        )

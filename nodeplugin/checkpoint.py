@@ -13,9 +13,11 @@ from msgspec import Struct, field
 
 from nodeplugin.cards import Card
 from nodeplugin.device_ids import Resource
+from nodeplugin.isolation_ladder import applied_isolation
 from vcuda.decoding import decoder_for
 from vcuda.gpu_availability import GpuUsage
 from vcuda.injection_modes import InjectionMode
+from vcuda.isolation import NO_ISOLATION, Isolation
 from vcuda.placement_annotation import GpuSlice
 
 VERSION = 1
@@ -25,12 +27,15 @@ CHECKPOINT_FILE = "allocations.json"
 class ContainerAllocation(Struct, frozen=True, rename="camel", omit_defaults=True):
     """One container's allocation. `token` names its folder and CDI device; it is empty in adopted allocations.
 
-    `ids` are the device IDs by which the kubelet knows the container, `mode` is how its GPUs were injected.
+    `ids` are the device IDs by which the kubelet knows the container, `mode` is how its GPUs were injected, and
+    `isolation` what enforces its limits: what its card offered then, which may differ from what it offers now.
     """
 
     token: str
     ids: dict[Resource, tuple[str, ...]] = {}
     mode: InjectionMode = field(name="way", default="native")
+    # Releases before this field enforced nothing.
+    isolation: Isolation = NO_ISOLATION
 
 
 class PodAllocation(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -55,6 +60,11 @@ class PodAllocation(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     def cards_of(self, container: str) -> list[str]:
         """Return the UUIDs of a container's cards; none for an unknown container."""
         return [given.uuid for given in self.placed.get(container, ())]
+
+    def isolation_of(self, container: str) -> Isolation:
+        """Return what enforces the limits of a container; nothing for one that was adopted with a part of a card."""
+        given = self.containers.get(container)
+        return applied_isolation(self.placed.get(container, ()), lambda _: given.isolation if given else NO_ISOLATION)
 
 
 class AllocationCheckpoint(Struct, frozen=True, rename="camel", omit_defaults=True):

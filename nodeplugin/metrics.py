@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from nodeplugin.limit_checks import limits_hold
 from nodeplugin.sampling import CardSample, ContainerSample, Sample
-from vcuda.isolation import Isolation
+from vcuda.isolation import COMPUTE, MEMORY, Rung
 from vcuda.memory_units import MIB
 from vcuda.vocabulary import CORES_PER_CARD
 
@@ -31,9 +32,8 @@ class Metrics:
         sample: Callable[[], Sample],
         xids: Callable[[], Mapping[tuple[str, int], int]],
         status: Callable[[], Mapping[str, float]],
-        isolation: Isolation = Isolation.NONE,
     ) -> None:
-        self._node, self._sample, self._xids, self._status, self._isolation = node, sample, xids, status, isolation
+        self._node, self._sample, self._xids, self._status = node, sample, xids, status
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._seconds = Histogram(
@@ -61,7 +61,8 @@ class Metrics:
         sample = self._sample()
         yield from gpu_manager_metrics(self._node, sample.containers)
         yield from card_metrics(self._node, sample)
-        yield from container_metrics(self._node, sample.containers, self._isolation)
+        yield from container_metrics(self._node, sample.containers)
+        yield from limit_metrics(self._node, sample.containers)
         xids = CounterMetricFamily(
             "quotient_gpu_xid_errors", "XID errors that the driver reported", labels=["node", "uuid", "xid"]
         )
@@ -172,7 +173,7 @@ def card_metrics(node: str, sample: Sample) -> Iterator[Metric]:
     yield foreign
 
 
-def container_metrics(node: str, samples: Iterable[ContainerSample], isolation: Isolation) -> Iterator[Metric]:
+def container_metrics(node: str, samples: Iterable[ContainerSample]) -> Iterator[Metric]:
     """Yield one series per container and card."""
     families = {
         name: GaugeMetricFamily(name, text, labels=CONTAINER_LABELS)
@@ -185,20 +186,42 @@ def container_metrics(node: str, samples: Iterable[ContainerSample], isolation: 
     }
     isolated = GaugeMetricFamily(
         "quotient_container_isolated",
-        "1 if the limits of a container are enforced, by the mechanism in the label isolation, else 0",
+        "1 if the memory limit of a container is enforced, by the mechanism in the label isolation, else 0",
         labels=[*CONTAINER_LABELS, "isolation"],
     )
     for each in samples:
-        metadata = each.pod.metadata
-        labels = [metadata.namespace, metadata.name, each.container, node, each.card.uuid]
+        labels = container_labels(node, each)
         values = (each.allocated.cores, each.allocated.memory_mib * MIB, each.used_mib * MIB, each.utilization / 100)
         for family, value in zip(families.values(), values, strict=True):
             family.add_metric(labels, value)
-        mechanism = isolation_of(each, isolation)
-        isolated.add_metric([*labels, mechanism], float(mechanism is not Isolation.NONE))
+        mechanism = each.isolation.memory
+        isolated.add_metric([*labels, mechanism], float(mechanism is not Rung.NONE))
     yield from (*families.values(), isolated)
 
 
-def isolation_of(sample: ContainerSample, node_isolation: Isolation) -> Isolation:
-    """Return what enforces a container's limits on one card; `node_isolation` applies to fractions of cards."""
-    return Isolation.EXCLUSIVE if sample.allocated.cores >= CORES_PER_CARD else node_isolation
+def limit_metrics(node: str, samples: Iterable[ContainerSample]) -> Iterator[Metric]:
+    """Yield whether the limits of containers hold; what is not known is omitted."""
+    holds = GaugeMetricFamily(
+        "quotient_container_limit_holds",
+        "1 if a limit of a container holds now, as NVML shows it, else 0; by what it is enforced is the label rung",
+        labels=[*CONTAINER_LABELS, "dimension", "rung"],
+    )
+    over = GaugeMetricFamily(
+        "quotient_container_memory_over_limit_bytes",
+        "Memory of a card that a container uses beyond its limit, in bytes",
+        labels=CONTAINER_LABELS,
+    )
+    for each in samples:
+        labels, checks = container_labels(node, each), limits_hold(each)
+        for dimension, check in ((MEMORY, checks.memory), (COMPUTE, checks.compute)):
+            if check.holds is not None:
+                holds.add_metric([*labels, dimension, check.rung], float(check.holds))
+        if checks.memory.over_mib is not None:
+            over.add_metric(labels, checks.memory.over_mib * MIB)
+    yield from (holds, over)
+
+
+def container_labels(node: str, sample: ContainerSample) -> list[str]:
+    """Return the values of CONTAINER_LABELS."""
+    metadata = sample.pod.metadata
+    return [metadata.namespace, metadata.name, sample.container, node, sample.card.uuid]

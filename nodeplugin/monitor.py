@@ -17,12 +17,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from cluster.authorization import CachedAuthorizer
 from nodeplugin.http_server import TEXT, HttpServer, Request, Response
-from nodeplugin.metrics import isolation_of
+from nodeplugin.isolation_ladder import group_not_offered
+from nodeplugin.limit_checks import LimitCheck, describe_check, limits_hold
 from nodeplugin.monitor_certificate import MonitorCertificate
 from nodeplugin.sampling import CardSample, ContainerSample, Sample
 from settings.configuration import MonitorSettings as Settings
 from vcuda.decision import Unavailable
-from vcuda.isolation import Isolation
+from vcuda.isolation import COMPUTE, MEMORY
 from vcuda.vocabulary import CORES_PER_CARD
 
 # Returns the problems found; none means that the probe succeeds.
@@ -34,8 +35,19 @@ STYLE = (
     "table{border-collapse:collapse}th,td{padding:.25rem .9rem .25rem 0;text-align:left;border-bottom:1px solid #ddd}"
     "td.n{text-align:right;font-variant-numeric:tabular-nums}.bad{color:#b00}"
 )
-CARD_HEAD = ("GPU", "model", "uuid", "state", "cores allocated", "MiB allocated", "utilization", "MiB used")
-CONTAINER_HEAD = ("pod", "container", "GPU", "cores", "MiB", "utilization", "MiB used", "limits enforced by")
+CARD_HEAD = (
+    "GPU",
+    "model",
+    "uuid",
+    "state",
+    "cores allocated",
+    "MiB allocated",
+    "utilization",
+    "MiB used",
+    "isolation",
+)
+NOT_OFFERED_HEAD = ("GPUs", "limit of", "by", "not offered because")
+CONTAINER_HEAD = ("pod", "container", "GPU", "cores", "MiB", "utilization", "MiB used", "memory limit", "compute limit")
 
 
 class MonitorServer:
@@ -84,7 +96,11 @@ class MonitorServer:
             # The page has no scripts: should a pod's name ever get through unescaped, it cannot run as one.
             policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
             return Response(200, HTML, render_page(self._node, sample).encode(), policy)
-        report = {"usage": usage_by_pod(sample), "cards": card_states(sample)}
+        report = {
+            "usage": usage_by_pod(sample),
+            "cards": card_states(sample),
+            "containers": container_states(self._node, sample),
+        }
         return Response(200, JSON, msgspec.json.encode(report))
 
     def _authorize(self, request: Request, path: str) -> tuple[int, str] | None:
@@ -152,18 +168,53 @@ def card_states(sample: Sample) -> list[dict[str, Any]]:
             "cores": {"allocated": each.allocated_cores},
             "memoryMiB": {"total": each.card.memory_mib, "allocated": each.allocated_mib, "used": each.usage.used_mib},
             "utilization": each.usage.utilization,
+            "isolation": each.ladder.isolation,
+            "notOffered": each.ladder.not_offered,
         }
         for each in sample.cards
     ]
 
 
+def container_states(node: str, sample: Sample) -> list[dict[str, Any]]:
+    """Return share, usage and limits of every container on each of its cards; null where it is not known."""
+    return [
+        {
+            "node": node,
+            "namespace": each.pod.metadata.namespace,
+            "pod": each.pod.metadata.name,
+            "podUID": each.pod.uid,
+            "container": each.container,
+            "uuid": each.card.uuid,
+            "index": each.card.index,
+            "cores": each.allocated.cores,
+            "memoryMiB": {"limit": each.allocated.memory_mib, "used": each.measured_mib},
+            "utilization": each.utilization if each.is_measured else None,
+            "limits": {
+                MEMORY: limit_state(limits_hold(each).memory),
+                COMPUTE: limit_state(limits_hold(each).compute),
+            },
+        }
+        for each in sample.containers
+    ]
+
+
+def limit_state(check: LimitCheck) -> dict[str, Any]:
+    return {"rung": check.rung, "enforced": check.is_enforced, "holds": check.holds, "overMiB": check.over_mib}
+
+
 def render_page(node: str, sample: Sample) -> str:
     cards = [card_row(each) for each in sample.cards]
     containers = [container_row(each) for each in sample.containers]
+    ladders = [(each.card.index, each.ladder) for each in sample.cards]
+    not_offered = [
+        html_row(", ".join(map(str, cards)), rung.dimension, rung.rung, rung.reason)
+        for rung, cards in group_not_offered(ladders).items()
+    ]
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=10>"
         f"<title>{html.escape(node)} - Quotient</title><style>{STYLE}</style><h1>GPUs of node {html.escape(node)}</h1>"
-        f"{html_table(CARD_HEAD, cards) if cards else '<p>The driver lists no GPUs.</p>'}<h2>Containers</h2>"
+        f"{html_table(CARD_HEAD, cards) if cards else '<p>The driver lists no GPUs.</p>'}"
+        f"{html_table(NOT_OFFERED_HEAD, not_offered) if not_offered else ''}<h2>Containers</h2>"
         f"{html_table(CONTAINER_HEAD, containers) if containers else '<p>No container uses a GPU of this node.</p>'}"
         '<p>For programs: <a href="/usage">/usage</a> (JSON), <a href="/metrics">/metrics</a> (Prometheus).</p>'
     )
@@ -180,10 +231,12 @@ def card_row(each: CardSample) -> str:
         f"{each.allocated_mib} of {each.card.memory_mib}",
         format_number(each.usage.utilization, " %"),
         format_number(each.usage.used_mib),
+        each.ladder.isolation,
     )
 
 
 def container_row(each: ContainerSample) -> str:
+    checks = limits_hold(each)
     return html_row(
         each.pod.title,
         each.container,
@@ -191,9 +244,15 @@ def container_row(each: ContainerSample) -> str:
         each.allocated.cores,
         each.allocated.memory_mib,
         f"{each.utilization} %",
-        ("bad", str(each.used_mib)) if each.used_mib > each.allocated.memory_mib else each.used_mib,
-        isolation_of(each, Isolation.NONE),
+        "unknown" if each.measured_mib is None else each.measured_mib,
+        limit_cell(checks.memory),
+        limit_cell(checks.compute),
     )
+
+
+def limit_cell(check: LimitCheck) -> object:
+    text = describe_check(check)
+    return ("bad", text) if check.holds is False else text
 
 
 def format_number(value: float | None, unit: str = "") -> str:

@@ -48,10 +48,13 @@ class DriverError(Exception):
 
 
 class GpuProcess(Struct, frozen=True):
-    """A process on a card; `utilization` is in percent of the card."""
+    """A process on a card; `utilization` is in percent of the card.
+
+    `memory_mib` is None if the driver does not report it, as in some virtual machines.
+    """
 
     pid: int
-    memory_mib: int
+    memory_mib: int | None
     utilization: int
 
 
@@ -62,7 +65,7 @@ class MeasuredUsage(Struct, frozen=True):
     used_mib: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = None
 
 
 class MemoryLimits(Struct, frozen=True):
@@ -357,8 +360,11 @@ class Driver:
                 to_card[str(remote.busId)] = to_card.get(str(remote.busId), 0) + 1
         return to_switch, to_card
 
-    def _list_processes(self, handle: Any, kind: str) -> Sequence[Any]:  # noqa: ANN401
-        """List the processes of one kind, by the newest function that the library has: before r510, version 2."""
+    def _list_processes(self, handle: Any, kind: str) -> Sequence[Any] | None:  # noqa: ANN401
+        """List the processes of one kind, by the newest function that the library has: before r510, version 2.
+
+        None if the driver does not report them.
+        """
         for version in (3, 2):
             try:
                 found: Sequence[Any] = getattr(self._nvml, f"nvmlDeviceGet{kind}RunningProcesses_v{version}")(handle)
@@ -367,14 +373,17 @@ class Driver:
                     break
             else:
                 return found
-        return ()
+        return None
 
-    def _read_processes(self, handle: Any) -> tuple[GpuProcess, ...]:  # noqa: ANN401
-        memory: dict[int, int] = {}
+    def _read_processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:  # noqa: ANN401
+        memory: dict[int, int | None] = {}
         none: list[Any] = []
-        for kind in ("Compute", "Graphics"):
-            for process in self._list_processes(handle, kind):
-                memory[int(process.pid)] = int(process.usedGpuMemory or 0) // MIB
+        compute = self._list_processes(handle, "Compute")
+        if compute is None:
+            return None
+        for process in (*compute, *(self._list_processes(handle, "Graphics") or ())):
+            used = process.usedGpuMemory
+            memory[int(process.pid)] = None if used is None else int(used) // MIB
         since_us = int(time.time() * 1_000_000) - UTILIZATION_WINDOW_US
         utilization: dict[int, int] = {}
         for sample in self._call(lambda: self._nvml.nvmlDeviceGetProcessUtilization(handle, since_us), none):

@@ -15,8 +15,10 @@ from msgspec import Struct
 from nodeplugin.cards import Card, CardCondition, NodeCards
 from nodeplugin.cgroups import process_owner
 from nodeplugin.checkpoint import PodAllocation
+from nodeplugin.isolation_ladder import CardLadder
 from nodeplugin.nvml import Driver, GpuProcess, MeasuredUsage
 from nodeplugin.pods import BoundPod, PodsByUid
+from vcuda.isolation import NO_ISOLATION, Isolation
 from vcuda.placement_annotation import GpuSlice
 from vcuda.request import Role
 
@@ -34,20 +36,33 @@ class CardSample(Struct, frozen=True):
     usage: MeasuredUsage
     allocated_cores: int
     allocated_mib: int
+    ladder: CardLadder = CardLadder()
 
 
 class ContainerSample(Struct, frozen=True):
-    """A container on one of its cards: the allocated slice, and its processes on that card."""
+    """A container on one of its cards: the allocated slice, what enforces it, and its processes on that card.
+
+    `is_measured` is false if the driver does not list the processes, or one of the pod cannot be attributed yet.
+    """
 
     pod: BoundPod
     container: str
     card: Card
     allocated: GpuSlice
     processes: tuple[GpuProcess, ...]
+    isolation: Isolation = NO_ISOLATION
+    is_measured: bool = True
 
     @property
     def used_mib(self) -> int:
-        return sum(each.memory_mib for each in self.processes)
+        """The memory of its processes, as far as it is known."""
+        return sum(each.memory_mib or 0 for each in self.processes)
+
+    @property
+    def measured_mib(self) -> int | None:
+        """The memory of its processes; None unless that of all of them is known."""
+        is_known = self.is_measured and all(each.memory_mib is not None for each in self.processes)
+        return self.used_mib if is_known else None
 
     @property
     def utilization(self) -> int:
@@ -125,11 +140,15 @@ def build_sample(
     foreign: list[tuple[Card, GpuProcess]] = []
     for card, usage in usages:
         by_container: dict[tuple[str, str], list[GpuProcess]] = {}
-        for process in usage.processes:
+        # Pods with a process here whose container is not in their status yet.
+        unattributed: set[str] = set()
+        for process in usage.processes or ():
             owner = process_owner(process.pid, pods, proc)
             name = pods[owner.uid].container_ids.get(owner.container_id) if owner and owner.uid in pods else None
             if owner is None or name is None or card.uuid not in allocated_uuids(allocations, owner.uid, name):
                 foreign.append((card, process))
+                if owner is not None and name is None:
+                    unattributed.add(owner.uid)
             else:
                 by_container.setdefault((owner.uid, name), []).append(process)
         used = [each.usage[card.uuid] for each in allocations.values() if card.uuid in each.usage]
@@ -140,14 +159,24 @@ def build_sample(
                 usage,
                 sum(cores for cores, _ in used),
                 sum(mib for _, mib in used),
+                node_cards.ladder_of(card),
             )
         )
-        for uid, allocation in allocations.items():
-            for name, slices in allocation.placed.items():
-                for each in slices:
-                    if each.uuid == card.uuid and uid in pods and not is_finished_init_container(pods[uid], name):
-                        processes = tuple(by_container.get((uid, name), ()))
-                        containers.append(ContainerSample(pods[uid], name, card, each, processes))
+        containers += [
+            ContainerSample(
+                pods[uid],
+                name,
+                card,
+                each,
+                tuple(by_container.get((uid, name), ())),
+                allocation.isolation_of(name),
+                is_measured=usage.processes is not None and uid not in unattributed,
+            )
+            for uid, allocation in allocations.items()
+            for name, slices in allocation.placed.items()
+            for each in slices
+            if each.uuid == card.uuid and uid in pods and not is_finished_init_container(pods[uid], name)
+        ]
     return Sample(time.monotonic(), tuple(cards), tuple(containers), tuple(foreign))
 
 

@@ -28,6 +28,7 @@ from nodeplugin.discovery import CannotServe, CardDiscovery
 from nodeplugin.health import HealthWatcher
 from nodeplugin.host_driver import HostDriver
 from nodeplugin.injection import Injector, detect_mode
+from nodeplugin.isolation_ladder import CardLadder, LadderFacts, card_ladder, group_not_offered
 from nodeplugin.kubelet import Kubelet
 from nodeplugin.metrics import Metrics
 from nodeplugin.monitor import MonitorServer
@@ -71,10 +72,11 @@ class Service:
         boot = boot_id()
         # Read before the driver is asked: a card that is in the checkpoint and not listed is missing, not unknown.
         self._previous = previous_checkpoint(self._folder)
-        self.node_cards = NodeCards(previous_cards(self._previous, boot))
+        self.node_cards = NodeCards(previous_cards(self._previous, boot), self._ladder_of)
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = NodePods(cluster, self.node, scheme, self._folder / "pods.json")
         self._mode: InjectionMode | None = None if settings.injection == "auto" else settings.injection
+        self._isolation = settings.isolation
         self.injector = Injector(
             self._mode or "native",
             self._folder,
@@ -163,6 +165,9 @@ class Service:
             self.injector.mode = self._detect_injection()
         self._may_inject = True
         self._start_injector()
+        self._log_ladders()
+        # What the cards offer depends on the mode, and may have been published before it was known.
+        self.publisher.enqueue()
         # Before registration: a kubelet may send calls at once, and they must see all existing allocations.
         self.allocations.recover()
         self.registrar.start()
@@ -207,6 +212,23 @@ class Service:
             self._log.warning("container_runtime_unknown", error=str(error))
             return self._previous.mode or "native"
         return detect_mode(info.container_runtime_version, info.kubelet_version)
+
+    def _ladder_of(self, card: Card) -> CardLadder:
+        facts = LadderFacts(
+            setting=self._isolation,
+            injection=self.injector.mode,
+            driver_problem="this release does not set the driver's memory limits",
+            preload_problem="no preload libraries are installed on this node",
+        )
+        return card_ladder(facts, is_mig=card.is_mig)
+
+    def _log_ladders(self) -> None:
+        ladders = [(card.index, self._ladder_of(card)) for card in self.node_cards.cards()]
+        self._log.info(
+            "isolation_detected",
+            offered=sorted({str(ladder.isolation) for _, ladder in ladders}),
+            not_offered=[f"{each.dimension} {each.rung}: {each.reason}" for each in group_not_offered(ladders)],
+        )
 
     def _reconcile_loop(self) -> None:
         """Release the allocations of pods that are gone, after pod changes and periodically."""

@@ -67,6 +67,7 @@ nodePlugin:
   hostRoot: /               # where the host's root file system is mounted
   driverRoot: ""            # where the driver is on the host; empty: the known places, see docs/nodeplugin.md
   injection: auto           # native | cdi | nvidia-runtime | auto (cdi if runtime and kubelet support it, else native)
+  isolation: auto           # none | preload | driver | auto (the strongest that a card offers, see docs/nodeplugin.md)
   cdi: /var/run/cdi         # folder of CDI specifications
   policy: binpack           # the same, for shares that the scheduler did not place
   health:
@@ -98,6 +99,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vcuda.injection_modes import InjectionSetting
+from vcuda.isolation import IsolationSetting
 from vcuda.memory_units import DEFAULT_UNIT_MIB
 from vcuda.names import (
     DEFAULT_DOMAIN,
@@ -211,6 +213,7 @@ class NodePluginSettings(Struct, frozen=True, rename="camel", forbid_unknown_fie
     host_root: str = "/"
     driver_root: str = ""
     injection: InjectionSetting = "auto"
+    isolation: IsolationSetting = "auto"
     cdi: str = "/var/run/cdi"
     policy: PlacementStrategy = PlacementStrategy.BINPACK
     health: HealthSettings = HealthSettings()

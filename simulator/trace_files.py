@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vcuda.decision import printable
 from vcuda.gpu_model import is_model, parse_model
-from vcuda.isolation import Isolation
+from vcuda.isolation import NO_ISOLATION, Isolation
 from vcuda.placement import peak_cores
 from vcuda.pod_options import PodOptions
 from vcuda.request import PodRequest
@@ -43,7 +43,7 @@ class TraceNode(Struct, frozen=True):
     model: str
     gpu_memory_mib: int = 0
     pool: str = ""
-    isolation: Isolation = Isolation.NONE
+    isolation: Isolation = NO_ISOLATION
 
 
 class ClusterPod(Struct, frozen=True):

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from vcuda.gpu_availability import NO_USAGE, GpuAvailability, GpuUsage
 from vcuda.gpu_topology import LinkRanks, link_ranks
 from vcuda.inventory import Gpu
-from vcuda.isolation import Isolation
 from vcuda.json_names import JsonNames, NameIndex, NodeNames, node_names
 from vcuda.vocabulary import CORES_PER_CARD
 
@@ -26,7 +25,6 @@ UNLIMITED_HOST = 2**30
 NO_GPU = 0
 # Below this part of all nodes, copying their columns is cheaper than computing with all columns.
 SMALL_PART = 4
-STRENGTH = {isolation: strength for strength, isolation in enumerate(Isolation)}
 
 Columns = NDArray[np.intp]
 Flags = NDArray[np.bool_]
@@ -45,7 +43,9 @@ class TableView(Struct, frozen=True):
     free_mib: Amounts
     card_mib: Amounts
     model: Amounts
-    isolation: Amounts
+    # Strengths of what enforces memory and compute of a share.
+    memory_rung: Amounts
+    compute_rung: Amounts
     # Healthy and not cordoned.
     usable: Flags
     # Free cores of all usable GPUs of a node.
@@ -102,7 +102,8 @@ class GpuTable:
         self._free_mib = np.zeros(shape, np.int32)
         self._card_mib = np.zeros(shape, np.int32)
         self._model = np.zeros(shape, np.int32)
-        self._isolation = np.zeros(shape, np.int32)
+        self._memory_rung = np.zeros(shape, np.int32)
+        self._compute_rung = np.zeros(shape, np.int32)
         self._usable = np.zeros(shape, np.bool_)
         self._busy = np.zeros(shape, np.bool_)
         self._pool = np.zeros(FIRST_COLUMNS, np.int32)
@@ -148,7 +149,8 @@ class GpuTable:
             self._free_mib[slot, column] = self._card_mib[slot, column] = gpu.memory_mib
             self._model[slot, column] = self._models.setdefault(gpu.model, len(self._models))
             self._model_mib[gpu.model] = max(gpu.memory_mib, self._model_mib.get(gpu.model, 0))
-            self._isolation[slot, column] = STRENGTH[gpu.isolation]
+            self._memory_rung[slot, column] = gpu.isolation.memory.strength
+            self._compute_rung[slot, column] = gpu.isolation.compute.strength
             self._usable[slot, column] = not self._reasons[column][slot]
             self._places[gpu.uuid] = slot, column
         self._note_change(column)
@@ -292,7 +294,8 @@ class GpuTable:
             free_mib=self._free_mib[:, part],
             card_mib=self._card_mib[:, part],
             model=self._model[:, part],
-            isolation=self._isolation[:, part],
+            memory_rung=self._memory_rung[:, part],
+            compute_rung=self._compute_rung[:, part],
             usable=self._usable[:, part],
             node_cores=self._node_cores[part],
             pool=self._pool[part],
@@ -401,7 +404,9 @@ class GpuTable:
         added = ((0, slots - self._model.shape[0]), (0, columns - self._model.shape[1]))
         self._free_cores, self._free_mib = np.pad(self._free_cores, added), np.pad(self._free_mib, added)
         self._card_mib, self._model = np.pad(self._card_mib, added), np.pad(self._model, added)
-        self._isolation, self._usable = np.pad(self._isolation, added), np.pad(self._usable, added)
+        self._memory_rung = np.pad(self._memory_rung, added)
+        self._compute_rung = np.pad(self._compute_rung, added)
+        self._usable = np.pad(self._usable, added)
         self._busy = np.pad(self._busy, added)
         self._pool, self._changed_at = np.pad(self._pool, added[1]), np.pad(self._changed_at, added[1])
         self._node_cores = np.pad(self._node_cores, added[1])
@@ -415,7 +420,8 @@ class GpuTable:
                 del self._places[uuid]
         self._gpus[column], self._reasons[column], self._slots[column] = (), (), {}
         self._links.pop(column, None)
-        for amounts in (self._free_cores, self._free_mib, self._card_mib, self._model, self._isolation):
+        for amounts in (self._free_cores, self._free_mib, self._card_mib, self._model):
             amounts[:, column] = 0
+        self._memory_rung[:, column] = self._compute_rung[:, column] = 0
         self._usable[:, column] = self._busy[:, column] = False
         self._pool[column] = 0

@@ -1,10 +1,12 @@
 """The annotation `<domain>/gpu-inventory`: the GPUs of a node, as its node plugin publishes them."""
 
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
-from vcuda.decoding import decoder_for
-from vcuda.isolation import Isolation
+from vcuda.decoding import convert, decoder_for
+from vcuda.isolation import NO_ISOLATION, Isolation, isolation_from_word
 
 VERSION = 1
 
@@ -21,7 +23,7 @@ class Gpu(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True)
     model: str
     memory_mib: int = msgspec.field(name="memoryMiB")
     healthy: bool
-    isolation: Isolation = Isolation.NONE
+    isolation: Isolation = NO_ISOLATION
     numa: int | None = None
     links: dict[str, str] = {}
     minor: int | None = None
@@ -51,7 +53,19 @@ def encode_inventory(gpus: tuple[Gpu, ...], driver: str = "") -> str:
 
 def decode_inventory(text: str) -> tuple[Gpu, ...]:
     """Read the annotation; raises a ValueError that says what is wrong with it."""
-    inventory = decoder_for(Inventory).decode(text)
+    try:
+        inventory = decoder_for(Inventory).decode(text)
+    except msgspec.ValidationError:
+        inventory = convert(with_isolation_objects(decoder_for(dict[str, Any]).decode(text)), Inventory)
     if inventory.v != VERSION:
         raise ValueError(f"inventory version {inventory.v} is not supported, expected {VERSION}")
     return inventory.gpus
+
+
+def with_isolation_objects(inventory: dict[str, Any]) -> dict[str, Any]:
+    """Return the inventory of an older node plugin in today's form: its isolation was one word for each GPU."""
+    gpus = inventory.get("gpus")
+    for gpu in gpus if isinstance(gpus, list) else ():
+        if isinstance(gpu, dict) and isinstance(word := gpu.get("isolation"), str):
+            gpu["isolation"] = msgspec.to_builtins(isolation_from_word(word))
+    return inventory

@@ -119,10 +119,12 @@ NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 SERVICE_NAME_LABEL, HOSTNAME_LABEL = "kubernetes.io/service-name", "kubernetes.io/hostname"
 
 # Node plugin: annotations on its Allocate responses. The kubelet stores responses in its own checkpoint, so a lost
-# allocation checkpoint can be rebuilt from them: the pod's placement, the allocation's token, and "uid/container".
+# allocation checkpoint can be rebuilt from them: the pod's placement, the allocation's token, "uid/container", and what
+# enforces the limits.
 RESPONSE_PLACEMENT = f"{API_GROUP}/placement"
 RESPONSE_TOKEN = f"{API_GROUP}/allocation"
 RESPONSE_OWNER = f"{API_GROUP}/container"
+RESPONSE_ISOLATION = f"{API_GROUP}/isolation"
 # Node plugin: the kind of its CDI devices, and the start of its CDI file names (CDI's convention: vendor-class_name).
 CDI_KIND, CDI_FILE_PREFIX = f"{API_GROUP}/gpu", f"{API_GROUP}-gpu_"
 

@@ -14,7 +14,7 @@ from vcuda.gpu_availability import NO_USAGE, GpuAvailability, GpuUsage, availabl
 from vcuda.gpu_model import parse_model
 from vcuda.gpu_topology import best_sets
 from vcuda.inventory import Gpu
-from vcuda.isolation import Isolation
+from vcuda.isolation import NO_ISOLATION, Isolation
 from vcuda.placement_annotation import GpuSlice
 from vcuda.placement_strategies import BinPack, Ranking
 from vcuda.pod_options import NO_OPTIONS, PodOptions
@@ -149,7 +149,7 @@ class TrialPlacement:
         gpus: Iterable[GpuAvailability],
         request: PodRequest,
         unit_mib: int,
-        min_isolation: Isolation = Isolation.NONE,
+        min_isolation: Isolation = NO_ISOLATION,
     ) -> None:
         self.gpus = {each.gpu.uuid: each for each in gpus}
         self.unit_mib, self._min_isolation = unit_mib, min_isolation
@@ -189,12 +189,10 @@ class TrialPlacement:
         return ""
 
     def _isolation_problem(self, container: ContainerRequest, gpu: Gpu) -> str:
-        if self._min_isolation is Isolation.NONE:
-            return ""
         # Whole GPUs are exclusive: there is nothing to enforce.
         if container.share.whole_cards or gpu.isolation.is_at_least(self._min_isolation):
             return ""
-        return f"isolation {gpu.isolation}, at least {self._min_isolation} requested"
+        return f"isolation {gpu.isolation}, at least {self._min_isolation} required"
 
     def relative_size(self, container: ContainerRequest) -> tuple[float, float]:
         """Return the larger of a container's fractions of a GPU's cores and memory, and the sum of both."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from vcuda.decision import MAX_KEY_LENGTH, Code, Reason, printable, shorten
 from vcuda.gpu_model import MAX_LABEL, matches, never_matches, parse_model
-from vcuda.isolation import Isolation
+from vcuda.isolation import NO_ISOLATION, Isolation, parse_minimum
 from vcuda.placement_strategies import SETTABLE_STRATEGIES, PlacementStrategy
 from vcuda.scheme import Scheme, option_keys
 from vcuda.vocabulary import CORES_PER_CARD
@@ -44,15 +44,14 @@ class PodOptions(Struct, frozen=True, omit_defaults=True):
     avoided_models: tuple[str, ...] = msgspec.field(default=(), name="avoided")
     uuids: tuple[str, ...] = ()
     avoided_uuids: tuple[str, ...] = ()
-    min_isolation: Isolation = Isolation.NONE
+    # Under another key than in earlier releases, which stored one word there.
+    min_isolation: Isolation = msgspec.field(default=NO_ISOLATION, name="isolation")
     spread_members: SpreadMembers | None = None
     # None means that of the namespace, or of the cluster.
     placement_policy: PlacementStrategy | None = None
 
 
 NO_OPTIONS = PodOptions()
-# A pod that shares a card cannot require it to be exclusive.
-SETTABLE_ISOLATION = tuple(each for each in Isolation if each is not Isolation.EXCLUSIVE)
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -93,8 +92,7 @@ def read_pod_options(
         avoided,
         uuids=read_uuids(*uuids, reasons.append) if uuids else (),
         avoided_uuids=read_uuids(*avoided_uuids, reasons.append) if avoided_uuids else (),
-        min_isolation=(read_choice(*isolation, SETTABLE_ISOLATION, reasons.append) if isolation else None)
-        or Isolation.NONE,
+        min_isolation=read_min_isolation(*isolation, reasons.append) if isolation else NO_ISOLATION,
         spread_members=read_choice(*spread, tuple(SpreadMembers), reasons.append) if spread else None,
         placement_policy=read_choice(*policy, SETTABLE_STRATEGIES, reasons.append) if policy else None,
     )
@@ -197,6 +195,14 @@ def read_uuids(key: str, text: str, add_reason: Callable[[Reason], None]) -> tup
     remedy = "list UUIDs as nvidia-smi -L shows them, separated by commas"
     add_reason(option_invalid(key, value, message, remedy))
     return ()
+
+
+def read_min_isolation(key: str, text: str, add_reason: Callable[[Reason], None]) -> Isolation:
+    minimum, mistakes = parse_minimum(text)
+    for each in mistakes:
+        remedy = 'write "preload", or "memory=preload,compute=preload", or remove the annotation'
+        add_reason(option_invalid(key, each.value, each.message, remedy))
+    return minimum or NO_ISOLATION
 
 
 def read_choice(key: str, text: str, choices: Sequence[Choice], add_reason: Callable[[Reason], None]) -> Choice | None:

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from vcuda.allowed_gpus import may_use_model
 from vcuda.fit_query import FitQuery
-from vcuda.gpu_table import STRENGTH, Amounts, Flags, GpuTable, Numbers, TableView
-from vcuda.isolation import Isolation
+from vcuda.gpu_table import Amounts, Flags, GpuTable, Numbers, TableView
 from vcuda.node_problem import NodeProblem
 from vcuda.node_ranking import NODE_RANKINGS, Ranked
 from vcuda.placement import largest_share, peak_cores
@@ -156,9 +155,10 @@ class ViewFit:
     def _isolated(self) -> Flags:
         """Return the GPUs that are isolated well enough to be shared; whole ones are exclusive."""
         minimum = self._query.options.min_isolation
-        if minimum is Isolation.NONE:
+        if not minimum:
             return self._allowed
-        isolated: Flags = self._allowed & (self._view.isolation >= STRENGTH[minimum])
+        has_memory = self._view.memory_rung >= minimum.memory.strength
+        isolated: Flags = self._allowed & has_memory & (self._view.compute_rung >= minimum.compute.strength)
         return isolated
 
     def _needed_mib(self, share: Share) -> Amounts | int:

@@ -20,7 +20,7 @@ from tests.console.dumps import manifest, node, quota, running, waiting
 from tests.scheduler.world import NAMES, gpu
 from vcuda.dimensions import CORES
 from vcuda.inventory import encode_inventory
-from vcuda.isolation import Isolation
+from vcuda.isolation import Isolation, Rung
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 
@@ -155,7 +155,7 @@ def test_an_invalid_quota_of_the_cluster_is_a_warning(simulate_cluster: Any) -> 
 
 
 def test_added_nodes_are_isolated_as_those_of_the_same_model() -> None:
-    isolated = replace(gpu("t", 0, "T4"), isolation=Isolation.MPS)
+    isolated = replace(gpu("t", 0, "T4"), isolation=Isolation(memory=Rung.MPS))
     full = node("t", "T4", 1)
     full["metadata"]["annotations"][NAMES.inventory] = encode_inventory((isolated,))
     pods = running("p", "t", 100, "free"), waiting("w", 50, "free", min_isolation="mps")

@@ -34,7 +34,11 @@ def test_the_quota_is_missing(ask: Any) -> None:
         (manifest(60, annotations={"use-gputype": "T4"}), "room", "no GPU with 60 cores free, the best has 50"),
         (manifest(50, annotations={"use-gputype": "H100"}, namespace="free"), "model", "no H100"),
         (manifest(400, None, namespace="free"), "room", "fewer than 4 GPUs of a model that the pod may use"),
-        (manifest(50, annotations={"min-isolation": "mps"}), "isolation", "no GPU with isolation mps or stronger"),
+        (
+            manifest(50, annotations={"min-isolation": "mps"}),
+            "isolation",
+            "no GPU with isolation memory=mps or stronger",
+        ),
         (manifest(10, requests={"cpu": "65"}), "host", "not enough CPU or memory on this node"),
     ],
     ids=["room", "model", "count", "isolation", "CPU"],

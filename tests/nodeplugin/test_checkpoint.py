@@ -22,6 +22,7 @@ from nodeplugin.checkpoint import (
 )
 from nodeplugin.device_ids import Resource
 from tests.nodeplugin.builders import card, mig_part
+from vcuda.isolation import EXCLUSIVE, NO_ISOLATION, Isolation, Rung
 from vcuda.placement_annotation import GpuSlice
 
 FULL = AllocationCheckpoint(
@@ -33,7 +34,12 @@ FULL = AllocationCheckpoint(
             placed={"a": (GpuSlice("GPU-0", 50, 1024), GpuSlice("GPU-1", 50, 1024)), "i": ()},
             usage={"GPU-0": (50, 1024), "GPU-1": (50, 1024)},
             containers={
-                "a": ContainerAllocation("token", {Resource.CORE: ("core-0", "core-1"), Resource.MEMORY: ()}, "cdi")
+                "a": ContainerAllocation(
+                    "token",
+                    {Resource.CORE: ("core-0", "core-1"), Resource.MEMORY: ()},
+                    "cdi",
+                    Isolation(Rung.DRIVER, Rung.PRELOAD),
+                )
             },
             chosen_here=True,
         ),
@@ -48,7 +54,8 @@ FULL_JSON = (
     '{"holds":{"uid-1":{"uid":"uid-1","namespace":"team","name":"träin",'
     '"placed":{"a":[{"uuid":"GPU-0","cores":50,"memoryMiB":1024},{"uuid":"GPU-1","cores":50,"memoryMiB":1024}],'
     '"i":[]},"held":{"GPU-0":[50,1024],"GPU-1":[50,1024]},'
-    '"containers":{"a":{"token":"token","ids":{"core":["core-0","core-1"],"memory":[]},"way":"cdi"}},'
+    '"containers":{"a":{"token":"token","ids":{"core":["core-0","core-1"],"memory":[]},"way":"cdi",'
+    '"isolation":{"memory":"driver","compute":"preload"}}},'
     '"chosenHere":true},"uid-2":{"uid":"uid-2","namespace":"","name":"","placed":{},"held":{}}},'
     '"cards":[{"uuid":"GPU-0","index":0,"minor":7,"product":"NVIDIA A100-SXM4-40GB","memoryMiB":40960,"numa":0,'
     '"links":{"GPU-1":"nvlink4"}},{"uuid":"MIG-3","index":0,"minor":7,'
@@ -85,6 +92,22 @@ def test_the_json_keys_of_a_checkpoint_are_fixed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpoint", [FULL, AllocationCheckpoint()], ids=["full", "empty"])
 def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path, checkpoint: AllocationCheckpoint) -> None:
     assert read_checkpoint(write(tmp_path, checkpoint)) == checkpoint
+
+
+def test_allocations_of_earlier_releases_have_no_isolation(tmp_path: Path) -> None:
+    """But for whole cards, which are exclusive without it."""
+    slices = {"part": (GpuSlice("GPU-0", 50, 1024),), "whole": (GpuSlice("GPU-1", 100, 40960),)}
+    containers = {name: {"token": name, "ids": {}, "way": "cdi"} for name in slices}
+    allocation = {
+        "uid": "u",
+        "namespace": "team",
+        "name": "p",
+        "placed": msgspec.to_builtins(slices),
+        "held": {},
+        "containers": containers,
+    }
+    read = read_checkpoint(write_raw(tmp_path, {"holds": {"u": allocation}})).pods["u"]
+    assert [read.isolation_of(name) for name in ("part", "whole", "other")] == [NO_ISOLATION, EXCLUSIVE, NO_ISOLATION]
 
 
 def test_a_truncated_file_is_rejected(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -326,7 +327,15 @@ def test_unreported_usage_is_none_and_not_zero(bench: Bench) -> None:
 def test_processes_are_listed_without_their_utilization(bench: Bench) -> None:
     """Virtual machines often do not report it."""
     (card,) = bench.cards(BUSY | {"failures": {"processUtilization": "not_supported"}})
-    assert [each.utilization for each in bench.driver.usage(card).processes] == [0, 0]
+    assert [each.utilization for each in bench.driver.usage(card).processes or ()] == [0, 0]
+
+
+def test_a_process_without_a_number_is_not_one_without_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings return None for it, as in some virtual machines."""
+    (card,) = bench.cards(gpu(0))
+    process = SimpleNamespace(pid=7, usedGpuMemory=None)
+    monkeypatch.setattr(bench.driver, "_list_processes", lambda _, kind: [process] if kind == "Compute" else None)
+    assert bench.driver.usage(card).processes == (GpuProcess(7, None, 0),)
 
 
 def test_a_card_that_is_lost_or_was_never_listed_has_no_usage(bench: Bench) -> None:

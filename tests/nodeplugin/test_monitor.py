@@ -7,21 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.authorization import CachedAuthorizer
 from cluster.in_memory import InMemoryCluster
 from nodeplugin.cards import Card, NodeCards
-from nodeplugin.checkpoint import PodAllocation
+from nodeplugin.checkpoint import ContainerAllocation, PodAllocation
 from nodeplugin.http_server import Request
+from nodeplugin.isolation_ladder import CardLadder, RungNotOffered
 from nodeplugin.metrics import Metrics
-from nodeplugin.monitor import MonitorServer, is_loopback, render_page, usage_by_pod
+from nodeplugin.monitor import MonitorServer, container_states, is_loopback, render_page, usage_by_pod
 from nodeplugin.nvml import GpuProcess, MeasuredUsage
 from nodeplugin.sampling import Sample, build_sample
 from settings.configuration import MonitorSettings as Settings
 from tests.nodeplugin.builders import app, bound, card, init
+from vcuda.isolation import NO_ISOLATION, Isolation, Rung
 from vcuda.memory_units import MIB
 from vcuda.placement_annotation import GpuSlice
 
@@ -43,6 +47,11 @@ def sample(proc: Path, *processes: GpuProcess, **more: Any) -> Sample:
         (card(1), MeasuredUsage()),
     ]
     return build_sample(usages, node_cards, {UID: POD}, more.get("allocations", {UID: ALLOCATION}), proc)
+
+
+def allocated_with(isolation: Isolation) -> dict[str, PodAllocation]:
+    """The allocation, with this isolation recorded for its app container."""
+    return {UID: replace(ALLOCATION, containers={"a": ContainerAllocation("t", isolation=isolation)})}
 
 
 def add_process(proc: Path, pid: int, container: str = APP_ID, uid: str = UID) -> None:
@@ -78,6 +87,62 @@ def test_usage_of_processes_is_attributed_to_their_container(tmp_path: Path) -> 
     assert values["quotient_container_utilization_ratio", *ours] == 0.35
     isolated = ("container=a", "isolation=none", "namespace=team", "node=n1", "pod=train", "uuid=GPU-0")
     assert values["quotient_container_isolated", *isolated] == 0
+
+
+LIMITS = {
+    "enforced and kept": (Isolation(Rung.DRIVER, Rung.PRELOAD), 1024, "driver", 1, 0),
+    "enforced and broken": (Isolation(Rung.PRELOAD, Rung.PRELOAD), 1030, "preload", 0, 6 * MIB),
+    "not enforced and kept": (NO_ISOLATION, 10, "none", 1, 0),
+    "not enforced and exceeded": (NO_ISOLATION, 1034, "none", 0, 10 * MIB),
+    "not measured": (Isolation(Rung.DRIVER), None, "driver", None, None),
+}
+
+
+@pytest.mark.parametrize(("isolation", "used", "rung", "holds", "over"), LIMITS.values(), ids=LIMITS)
+def test_metrics_tell_whether_limits_hold(
+    tmp_path: Path, isolation: Isolation, used: int | None, rung: str, *, holds: int | None, over: int | None
+) -> None:
+    """By the rung with which the container was allocated; there is no series for what is not known."""
+    add_process(tmp_path, 10)
+    values = series(sample(tmp_path, GpuProcess(10, used, 20), allocations=allocated_with(isolation)))
+    first, last = ("container=a",), ("namespace=team", "node=n1", "pod=train")
+    key = ("quotient_container_limit_holds", *first, "dimension=memory", *last, f"rung={rung}", "uuid=GPU-0")
+    assert values.get(key) == holds
+    assert values.get(("quotient_container_memory_over_limit_bytes", *first, *last, "uuid=GPU-0")) == over
+    assert not any("dimension=compute" in each for each in values), "not known of shares"
+    enforced = float(rung != "none")
+    assert values["quotient_container_isolated", *first, f"isolation={rung}", *last, "uuid=GPU-0"] == enforced
+
+
+def test_usage_tells_share_usage_and_limits_of_each_container(tmp_path: Path) -> None:
+    add_process(tmp_path, 10)
+    allocations = allocated_with(Isolation(Rung.DRIVER, Rung.PRELOAD))
+    (state,) = container_states("n1", sample(tmp_path, GpuProcess(10, 1034, 20), allocations=allocations))
+    assert json.loads(msgspec.json.encode(state)) == {
+        "node": "n1",
+        "namespace": "team",
+        "pod": "train",
+        "podUID": POD.uid,
+        "container": "a",
+        "uuid": "GPU-0",
+        "index": 0,
+        "cores": 50,
+        "memoryMiB": {"limit": 1024, "used": 1034},
+        "utilization": 20,
+        "limits": {
+            "memory": {"rung": "driver", "enforced": True, "holds": False, "overMiB": 10},
+            "compute": {"rung": "preload", "enforced": True, "holds": None, "overMiB": None},
+        },
+    }
+
+
+def test_a_container_is_not_measured_while_a_process_of_its_pod_is_not_attributed(tmp_path: Path) -> None:
+    """The status of a pod gets the IDs of its containers some time after they have started."""
+    add_process(tmp_path, 10)
+    add_process(tmp_path, 11, "c" * 64)
+    (measured,) = sample(tmp_path, GpuProcess(10, 100, 20), GpuProcess(11, 2000, 20)).containers
+    assert measured.measured_mib is None
+    assert measured.used_mib == 100
 
 
 def test_a_completed_init_container_is_not_listed(tmp_path: Path) -> None:
@@ -146,7 +211,19 @@ def test_the_page_shows_state_and_isolation(tmp_path: Path) -> None:
     """Cards are healthy, and nothing enforces the limits of a fraction of a card."""
     text = render_page("n1", sample(tmp_path))
     assert "<td>healthy" in text
-    assert "<td>none" in text
+    assert "<td>not enforced" in text
+
+
+def test_the_page_shows_limits_that_are_broken_and_rungs_that_are_not_offered(tmp_path: Path) -> None:
+    add_process(tmp_path, 10)
+    allocations = allocated_with(Isolation(Rung.PRELOAD, Rung.PRELOAD))
+    measured = sample(tmp_path, GpuProcess(10, 1030, 20), allocations=allocations)
+    missing = CardLadder(Isolation(Rung.PRELOAD), (RungNotOffered("memory", Rung.DRIVER, "too <old>"),))
+    text = render_page("n1", replace(measured, cards=tuple(replace(each, ladder=missing) for each in measured.cards)))
+    assert "<td class=bad>preload: broken, exceeded by 6 MiB" in text
+    assert "<td>preload: unknown" in text
+    assert "<tr><td>0, 1<td>memory<td>driver<td>too &lt;old&gt;" in text
+    assert "<td>memory=preload" in text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from cluster.objects import NAMESPACES, NODES, PODS
 from tests.scheduler.world import ADMITTED, NAMES, TEAM, World, container, gpu
 from tests.waiting import eventually
-from vcuda.isolation import Isolation
+from vcuda.isolation import Isolation, Rung
 from vcuda.node_problem import NodeProblem
 from vcuda.placement_annotation import GpuSlice, encode_placement
 from vcuda.quota import parse_quota
@@ -104,7 +104,7 @@ OPTIONS = {
 def test_a_pods_options_limit_its_nodes(world: World, annotations: Mapping[str, str], fitting: list[str]) -> None:
     world.add_node("t4", 1)
     world.add_node("v100", 1, "V100")
-    world.add_node("a100", [gpu("a100", 0, "A100-SXM4-40GB", isolation=Isolation.MPS)])
+    world.add_node("a100", [gpu("a100", 0, "A100-SXM4-40GB", isolation=Isolation(memory=Rung.MPS))])
     assert world.filter(world.add_pod("p", annotations=annotations))["NodeNames"] == fitting
 
 

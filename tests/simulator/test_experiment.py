@@ -10,7 +10,7 @@ from simulator.plotting import comparison_svg
 from simulator.replay import request_of, table_of
 from simulator.synthetic import synthetic_nodes, synthetic_tasks
 from simulator.trace_files import ClusterPod, Task, TraceNode
-from vcuda.isolation import Isolation
+from vcuda.isolation import Isolation, Rung
 from vcuda.namespace_policy import Mode
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.pod_options import PodOptions
@@ -194,7 +194,12 @@ def real(*cores: int, **options: Any) -> Task:
 
 @pytest.mark.parametrize(
     ("options", "placed"),
-    [({"models": ("A100",)}, 0), ({"avoided_models": ("T4",)}, 0), ({"min_isolation": Isolation.MPS}, 0), ({}, 1)],
+    [
+        ({"models": ("A100",)}, 0),
+        ({"avoided_models": ("T4",)}, 0),
+        ({"min_isolation": Isolation(memory=Rung.MPS)}, 0),
+        ({}, 1),
+    ],
     ids=["models", "avoided models", "isolation", "none"],
 )
 def test_a_pod_of_a_cluster_keeps_its_constraints(options: dict[str, Any], placed: int) -> None:

@@ -7,7 +7,7 @@ from tests.vcuda.test_node_fit import card, table_of
 from vcuda.fit_query import FitQuery
 from vcuda.fit_summary import describe_fits
 from vcuda.gpu_availability import GpuUsage
-from vcuda.isolation import Isolation
+from vcuda.isolation import Isolation, Rung
 from vcuda.memory_units import describe_mib
 from vcuda.node_fit import NodeFitter
 from vcuda.pod_options import PodOptions
@@ -67,9 +67,9 @@ SUMMARIES = {
         "2 of 2 nodes: only T4 and V100, which the pod excludes",
     ),
     "isolation": (
-        query(pod(HALF), min_isolation=Isolation.MPS),
+        query(pod(HALF), min_isolation=Isolation(memory=Rung.MPS)),
         {},
-        "2 of 2 nodes: no GPU with isolation mps or stronger",
+        "2 of 2 nodes: no GPU with isolation memory=mps or stronger",
     ),
     "pools": (
         FitQuery(pod(HALF), UNIT_MIB, pools=("training",)),

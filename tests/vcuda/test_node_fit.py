@@ -12,7 +12,7 @@ from vcuda.fit_query import FitQuery, place_on_node
 from vcuda.gpu_availability import GpuUsage
 from vcuda.gpu_table import GpuTable
 from vcuda.inventory import Gpu
-from vcuda.isolation import Isolation
+from vcuda.isolation import COMPUTE, MEMORY, NO_ISOLATION, RUNGS, Isolation, Rung
 from vcuda.node_fit import MAX_STEPS, NodeFits, NodeFitter, fit_nodes
 from vcuda.node_problem import TEXTS, NodeProblem
 from vcuda.placement import InsufficientGpus, SearchBudget
@@ -32,7 +32,7 @@ def card(
     memory_mib: int | None = None,
     *,
     healthy: bool = True,
-    isolation: Isolation = Isolation.NONE,
+    isolation: Isolation = NO_ISOLATION,
 ) -> Gpu:
     size = MODELS[model] if memory_mib is None else memory_mib
     return Gpu(
@@ -68,6 +68,10 @@ def problem_of(gpus: list[Gpu], query: FitQuery, usage: Mapping[str, GpuUsage] |
     return NodeProblem(int(fits_of(table_of({"n": gpus}, {"n": usage or {}}), query).problems[0]))
 
 
+def isolations() -> st.SearchStrategy[Isolation]:
+    return st.builds(Isolation, st.sampled_from(RUNGS[MEMORY]), st.sampled_from(RUNGS[COMPUTE]))
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> GpuTable:
     table = GpuTable()
@@ -80,7 +84,7 @@ def clusters(draw: st.DrawFn) -> GpuTable:
                 draw(st.sampled_from(sorted(MODELS))) if draw(st.booleans()) else "T4",
                 draw(st.sampled_from([None, None, None, 0, 8192])),
                 healthy=draw(st.integers(0, 5)) > 0,
-                isolation=draw(st.sampled_from(list(Isolation)[:4])),
+                isolation=draw(isolations()),
             )
             for index in range(draw(st.integers(0, 5)))
         ]
@@ -117,7 +121,7 @@ def queries(draw: st.DrawFn) -> FitQuery:
         avoided_models=draw(st.sampled_from([(), (), ("T4",)])),
         uuids=draw(st.sampled_from([(), (), ("GPU-n0-0", "GPU-n0-1", "GPU-n1-1")])),
         avoided_uuids=draw(st.sampled_from([(), ("GPU-n0-0", "GPU-n1-1")])),
-        min_isolation=draw(st.sampled_from([Isolation.NONE, Isolation.NONE, Isolation.MPS])),
+        min_isolation=draw(st.one_of(st.just(NO_ISOLATION), isolations())),
     )
     return FitQuery(
         request,
@@ -185,7 +189,7 @@ REFUSALS = {
     "an unhealthy gpu": ([card("n", healthy=False)], FitQuery(HALF, UNIT_MIB), {}, NodeProblem.UNAVAILABLE),
     "weak isolation": (
         [card("n")],
-        FitQuery(HALF, UNIT_MIB, PodOptions(min_isolation=Isolation.MPS)),
+        FitQuery(HALF, UNIT_MIB, PodOptions(min_isolation=Isolation(memory=Rung.MPS))),
         {},
         NodeProblem.ISOLATION,
     ),
