@@ -21,9 +21,9 @@ from console.why_quota import charged_text, placed_gpus, waiting_reason
 from console.why_steps import Explanation, WhyStep, age_s, event_step, format_age, latest
 from vcuda.limits import ContainerLimits, decode_limits, limits_of
 from vcuda.names import CONTROLLER, SCHEDULER
-from vcuda.namespace_policy import CoreLimitPolicy
+from vcuda.namespace_policy import NamespacePolicy
 from vcuda.placement_annotation import decode_placement
-from vcuda.pod_options import NO_OPTIONS, PodOptions
+from vcuda.pod_options import PodOptions
 from vcuda.vocabulary import CORES_PER_CARD
 
 KUBELET = "kubelet"
@@ -64,7 +64,7 @@ def request_steps(facts: PodFacts) -> Iterator[WhyStep]:
         yield WhyStep("asked", "no GPU: Quotient decides nothing about this pod")
         return
     admitted = decode_limits(annotations.get(facts.scheme.names.limits, ""))
-    limits = admitted or limits_of(request, facts.options, CoreLimitPolicy(), facts.scheme.unit_mib)
+    limits = admitted or limits_of(request, facts.options, NamespacePolicy(), facts.scheme.unit_mib)
     containers = [f"container {name}: {describe_limits(each)}" for name, each in limits.containers.items()]
     yield WhyStep("asked", "; ".join([*containers, *describe_options(facts.options)]))
     if admitted is None:
@@ -89,7 +89,7 @@ def describe_options(options: PodOptions) -> Iterator[str]:
     if options.uuids or options.avoided_uuids:
         allowed, avoided = ", ".join(options.uuids) or "any", ", ".join(options.avoided_uuids)
         yield f"GPUs: {allowed}" + (f" except {avoided}" if avoided else "")
-    if options.min_isolation != NO_OPTIONS.min_isolation:
+    if options.min_isolation:
         yield f"isolation {options.min_isolation} or stronger"
     if options.spread_members:
         yield f"not on the same {options.spread_members} as other pods of its workload"

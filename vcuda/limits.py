@@ -11,7 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vcuda.decoding import decoder_for
-from vcuda.namespace_policy import CoreLimitPolicy
+from vcuda.isolation import NO_ISOLATION, Isolation
+from vcuda.namespace_policy import CoreLimitPolicy, NamespacePolicy
 from vcuda.pod_options import PodOptions, read_pod_options
 from vcuda.request import PodRequest
 from vcuda.scheme import Scheme
@@ -42,11 +43,15 @@ class ContainerLimits(Struct, frozen=True, rename="camel", omit_defaults=True, k
 
 
 class PodLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The limits of all GPU containers of a pod, by name, and the models it may run on; no models means any."""
+    """The limits of all GPU containers of a pod, by name, and the models it may run on; no models means any.
+
+    `min_isolation` is what its author and its namespace's policy require, whichever is stronger.
+    """
 
     v: int
     models: tuple[str, ...]
     avoid_models: tuple[str, ...] = ()
+    min_isolation: Isolation = NO_ISOLATION
     containers: dict[str, ContainerLimits]
 
 
@@ -75,14 +80,23 @@ def admitted_options(annotations: Mapping[str, str], scheme: Scheme) -> PodOptio
     limits = decode_limits(annotations.get(scheme.names.limits, ""))
     if limits is None:
         return replace(options, core_limit=None)
-    return replace(options, core_limit=None, models=limits.models, avoided_models=limits.avoid_models)
+    return replace(
+        options,
+        core_limit=None,
+        models=limits.models,
+        avoided_models=limits.avoid_models,
+        # Of pods admitted by older releases only the user's annotation has it.
+        min_isolation=options.min_isolation.strongest(limits.min_isolation) or NO_ISOLATION,
+    )
 
 
-def limits_of(request: PodRequest, options: PodOptions, burst: CoreLimitPolicy, unit_mib: int) -> PodLimits:
+def limits_of(request: PodRequest, options: PodOptions, policy: NamespacePolicy, unit_mib: int) -> PodLimits:
+    burst, minimum = policy.core_limit, options.min_isolation.strongest(policy.min_isolation or NO_ISOLATION)
     return PodLimits(
         v=VERSION,
         models=options.models,
         avoid_models=options.avoided_models,
+        min_isolation=minimum or NO_ISOLATION,
         containers={
             each.name: container_limits(each.share, options.core_limit, burst, unit_mib) for each in request.containers
         },

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from vcuda.isolation import Isolation
 from vcuda.placement_strategies import PlacementStrategy
 from vcuda.vocabulary import CORES_PER_CARD
 
@@ -48,6 +49,8 @@ class NamespacePolicy(Struct, frozen=True):
     placement: PlacementStrategy | UnsetType = UNSET
     # Unset, and stored, likewise.
     privileged: PrivilegedPolicy | UnsetType = UNSET
+    # What has to enforce the shares of its pods, at least. Unset, and stored, likewise.
+    min_isolation: Isolation | UnsetType = UNSET
 
     def effective_mode(self, cluster_mode: Mode) -> Mode:
         """Return the mode in force: the namespace's own, or the cluster's where its quotas set none."""
@@ -74,6 +77,7 @@ def combine_policies(policies: Sequence[NamespacePolicy]) -> NamespacePolicy:
             # None is stricter than another: the first quota that sets one applies.
             placement=combined.placement or other.placement,
             privileged=stricter_privileged(combined.privileged, other.privileged),
+            min_isolation=stricter_isolation(combined.min_isolation, other.min_isolation),
         )
     return combined
 
@@ -100,6 +104,12 @@ def stricter_privileged(one: Privileged, other: Privileged) -> Privileged:
         return PrivilegedPolicy.DENY
     # A quota that does not say follows the cluster, which may deny.
     return one if one is other else UNSET
+
+
+def stricter_isolation(one: Isolation | UnsetType, other: Isolation | UnsetType) -> Isolation | UnsetType:
+    if isinstance(one, UnsetType) or isinstance(other, UnsetType):
+        return other if isinstance(one, UnsetType) else one
+    return one.strongest(other)
 
 
 Default = Literal["request"] | int | None

@@ -12,6 +12,7 @@ In the namespace itself, the key `quota.yaml` of a labelled ConfigMap:
     mode: enforce                        # enforce | audit (allow, warn, count)
     placement: fragmentation             # fragmentation | binpack | spread | topology; default: the cluster's policy
     privileged: deny                     # deny | allow: privileged containers in GPU pods; default: the cluster's
+    minIsolation: preload                # what has to enforce shares, at least; or memory=preload,compute=mps
 
 For all namespaces together, the older JSON `{namespace: {"quota": {model: cards}, "pool": [..]}}`.
 """
@@ -29,6 +30,7 @@ from vcuda.decision import MAX_VALUE_SHOWN, printable
 from vcuda.decoding import convert
 from vcuda.dimensions import CORES, DIMENSIONS, MEMORY, PODS
 from vcuda.gpu_model import GpuModel, is_model, matches, never_matches, similar_names
+from vcuda.isolation import Isolation, parse_minimum
 from vcuda.memory_units import DEFAULT_UNIT_MIB, MIB, is_in_bytes, requested_mib
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, PrivilegedPolicy
 from vcuda.placement_strategies import SETTABLE_STRATEGIES, PlacementStrategy
@@ -39,7 +41,7 @@ from vcuda.vocabulary import CORES_PER_CARD
 ALL_TYPES = "*"
 DENY: Literal["deny"] = "deny"
 ALLOW: Literal["allow"] = "allow"
-FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode", "placement", "privileged")
+FIELDS = ("types", "unlisted", "pools", "untyped", "coreLimit", "mode", "placement", "privileged", "minIsolation")
 # Every ledger of the namespace carries its quotas, and every charge is matched against all lines.
 MAX_LINES = 256
 # Of `quota.yaml`: twice as long as MAX_LINES lines with all their limits, and parsed in 50 ms.
@@ -229,6 +231,7 @@ def read_quota(body: dict[str, Any], name: str, parser: QuotaParser) -> Quota:
             mode,
             read_placement(body, parser),
             read_privileged(body, parser),
+            read_min_isolation(body, parser),
         ),
     )
 
@@ -258,6 +261,19 @@ def read_privileged(body: Mapping[str, Any], parser: QuotaParser) -> PrivilegedP
         return UNSET
     # The first choice is what a mistake counts as.
     return PrivilegedPolicy(parser.choice("privileged", body["privileged"], (DENY, ALLOW)))
+
+
+def read_min_isolation(body: Mapping[str, Any], parser: QuotaParser) -> Isolation | UnsetType:
+    if "minIsolation" not in body:
+        return UNSET
+    value = body["minIsolation"]
+    if not isinstance(value, str):
+        parser.report("minIsolation", value, "write text such as preload, or memory=preload,compute=mps")
+        return UNSET
+    minimum, mistakes = parse_minimum(value)
+    for each in mistakes:
+        parser.report("minIsolation", each.value, each.message)
+    return minimum
 
 
 def read_line(path: str, line: str, limits: Any, parser: QuotaParser) -> dict[str, int]:  # noqa: ANN401

@@ -67,19 +67,19 @@ def parse_pod(pod: Pod, config: AdmissionConfig, policy: NamespacePolicy) -> Par
         options = replace(options, core_limit=max(policy.core_limit.max, largest_fraction(request)))
     present = annotations.get(names.limits)
     if options.core_limit is None or present is None:
-        limits = limits_of(request, options, policy.core_limit, scheme.unit_mib)
+        limits = limits_of(request, options, policy, scheme.unit_mib)
         encoded = encode_limits(limits)
     else:
         # The API server may call again after another webhook changed the pod. Then the core limit can be the one that
         # the first call injected; taken for the user's, it would stay when the containers have changed.
         without_limit = replace(options, core_limit=None)
-        limits = limits_of(request, without_limit, policy.core_limit, scheme.unit_mib)
+        limits = limits_of(request, without_limit, policy, scheme.unit_mib)
         encoded = encode_limits(limits)
         is_default = present == encoded and common_core_limit(limits) == options.core_limit
         if is_default or is_injected(present, annotations.get(names.core_limit)):
             options = without_limit
         else:
-            limits = limits_of(request, options, policy.core_limit, scheme.unit_mib)
+            limits = limits_of(request, options, policy, scheme.unit_mib)
             encoded = encode_limits(limits)
     reasons = [*parsed.reasons, *mistakes, *check_core_limit(request, options, policy, config, annotations)]
     return ParsedPod(request, options, limits, encoded, common_core_limit(limits), tuple(reasons))

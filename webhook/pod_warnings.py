@@ -34,6 +34,12 @@ def pod_warnings(pod: Pod, parsed: ParsedPod, config: AdmissionConfig, cards: Se
             f"metadata.annotations[{config.names.core_limit}] has no effect: it limits fractions of a GPU, and this "
             "pod requests whole GPUs"
         )
+    asked, required = parsed.options.min_isolation, parsed.limits.min_isolation
+    if asked and asked != required:
+        warnings.append(
+            f"metadata.annotations[{config.names.min_isolation}] {asked} counts as {required}, because a quota of this "
+            "namespace requires that"
+        )
     for pointer, container in containers_of(pod.spec):
         if container.security_context is not None and container.security_context.privileged:
             warnings.append(

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from msgspec import UNSET, UnsetType
 
+from vcuda.decoding import decoder_for
 from vcuda.dimensions import CORES, MEMORY, PODS
 from vcuda.gpu_model import parse_model
+from vcuda.isolation import Isolation, Rung
 from vcuda.namespace_policy import CoreLimitPolicy, Mode, NamespacePolicy, PrivilegedPolicy, combine_policies
 from vcuda.quota import MAX_LINES, Quota, QuotaError, parse_legacy_quotas, parse_quota
 
@@ -201,6 +203,51 @@ def test_a_quota_may_allow_privileged_containers() -> None:
     assert b"privileged" not in msgspec.json.encode(parse_quota("pools: [a]", "q").policy)
     with pytest.raises(QuotaError, match="privileged: true: write one of deny, allow"):
         parse_quota("privileged: true", "q")
+
+
+MIN_ISOLATIONS = {
+    "one quota": (("preload",), Isolation(Rung.PRELOAD)),
+    "the strongest of several": (("preload", "mps", "none"), Isolation(Rung.MPS)),
+    "in each dimension": (("memory=driver,compute=none", "compute=mps"), Isolation(Rung.DRIVER, Rung.MPS)),
+    "one that does not say": (("preload", ""), Isolation(Rung.PRELOAD)),
+    "none that says": (("", ""), UNSET),
+}
+
+
+@pytest.mark.parametrize(("texts", "expected"), MIN_ISOLATIONS.values(), ids=MIN_ISOLATIONS)
+def test_the_strongest_isolation_that_a_quota_requires_counts(
+    texts: tuple[str, ...], expected: Isolation | UnsetType
+) -> None:
+    """In any order."""
+    quotas = [parse_quota(f"minIsolation: {text}" if text else "pools: [a]", "q") for text in texts]
+    for each in (quotas, quotas[::-1]):
+        assert combine_policies([quota.policy for quota in each]).min_isolation == expected
+
+
+def test_a_ledger_stores_the_required_isolation_where_it_is_set() -> None:
+    """Older releases know none."""
+    policy = parse_quota("minIsolation: memory=preload,compute=mps", "q").policy
+    text = msgspec.json.encode(policy)
+    assert b'"min_isolation":{"memory":"preload","compute":"mps"}' in text
+    assert decoder_for(NamespacePolicy).decode(text) == policy
+    assert b"min_isolation" not in msgspec.json.encode(parse_quota("pools: [a]", "q").policy)
+
+
+INVALID_ISOLATIONS = {
+    "an unknown word": ("strict", "q: minIsolation: strict: must be one of none, preload, mps, driver"),
+    "no text": ("{memory: preload}", 'q: minIsolation: {"memory": "preload"}: write text such as preload, or memory='),
+    "two mistakes": (
+        "memory=strict,compute=driver",
+        "q: minIsolation: memory=strict: memory must be one of none, preload, mps, driver\nq: minIsolation: compute=",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), INVALID_ISOLATIONS.values(), ids=INVALID_ISOLATIONS)
+def test_an_invalid_isolation_is_refused_with_its_remedy(text: str, expected: str) -> None:
+    with pytest.raises(QuotaError) as refused:
+        parse_quota(f"minIsolation: {text}", "q")
+    assert str(refused.value).startswith(expected)
 
 
 def test_policies_combine_to_what_all_of_them_allow() -> None:
