@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import urllib3
 from msgspec import Struct
@@ -106,20 +107,9 @@ def keepalive_options() -> list[tuple[int, int, int]]:
 
 def kubeconfig_connection(kubeconfig: str, context: str) -> ApiConnection:
     """Connect with a kubeconfig; an empty name means the user's own ($KUBECONFIG or ~/.kube/config)."""
-    from kubernetes import config  # noqa: PLC0415 - see above
-    from kubernetes.client.configuration import Configuration  # noqa: PLC0415
-    from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415
+    from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 - see above
 
-    settings = Configuration()
-    try:
-        config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=settings)
-    except (config.ConfigException, OSError) as error:
-        remedy = "set KUBECONFIG, or --set cluster.kubeconfig=FILE"
-        if NO_KUBECONFIG in str(error):
-            problem = f"kubeconfig {kubeconfig}: missing or empty" if kubeconfig else "no kubeconfig found"
-        else:
-            problem = f"kubeconfig {kubeconfig}: {error}" if kubeconfig else f"kubeconfig: {error}"
-        raise Unavailable(f"{problem}; {remedy}") from None
+    settings = kubeconfig_settings(kubeconfig, context)
     settings.connection_pool_maxsize = POOL_SIZE
     settings.keep_alive = True
     # Guards the refresh of credentials, which the client does in place on the shared configuration.
@@ -131,3 +121,21 @@ def kubeconfig_connection(kubeconfig: str, context: str) -> ApiConnection:
         return {"Authorization": token} if token else {}
 
     return ApiConnection(settings.host, RESTClientObject(settings).pool_manager, credentials)
+
+
+def kubeconfig_settings(kubeconfig: str, context: str) -> Any:  # noqa: ANN401 - the client's Configuration
+    """Return the official client's settings of a kubeconfig; Unavailable if it cannot be used."""
+    from kubernetes import config  # noqa: PLC0415 - see above
+    from kubernetes.client.configuration import Configuration  # noqa: PLC0415
+
+    settings = Configuration()
+    try:
+        config.load_kube_config(config_file=kubeconfig or None, context=context or None, client_configuration=settings)
+    except (config.ConfigException, OSError) as error:
+        remedy = "set KUBECONFIG, or --set cluster.kubeconfig=FILE"
+        if NO_KUBECONFIG in str(error):
+            problem = f"kubeconfig {kubeconfig}: missing or empty" if kubeconfig else "no kubeconfig found"
+        else:
+            problem = f"kubeconfig {kubeconfig}: {error}" if kubeconfig else f"kubeconfig: {error}"
+        raise Unavailable(f"{problem}; {remedy}") from None
+    return settings

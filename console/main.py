@@ -35,6 +35,7 @@ COMMANDS = {
     "quota": "console.quota",
     "scheduler": "console.scheduler",
     "simulate": "console.simulate",
+    "top": "console.top",
     "webhook": "console.webhook",
     "what-if": "console.what_if",
     "why": "console.why",

@@ -22,7 +22,10 @@ GPU_ADVICE = (
     ("quota", "name models that the quota grants (annotation use-gputype), or have an administrator grant others"),
     ("fewer than ", "ask for fewer GPUs per pod: no node has that many of a model that the pod may use"),
     ("no GPU has ", "ask for less memory (vcuda-memory), or allow larger models (annotation use-gputype)"),
-    ("isolation", "lower the annotation min-isolation, or ask for whole GPUs, which are exclusive"),
+    (
+        "isolation",
+        "lower min-isolation (annotation) or minIsolation (quota), or ask for whole GPUs: they are exclusive",
+    ),
     ("requested GPUs not on this node", "check the annotations use-gpuuuid and nouse-gpuuuid"),
     ("which the pod excludes", "allow more models: see the annotation nouse-gputype"),
     ("node pool", "ask an administrator for a node pool with such GPUs (`pools` of the quota)"),

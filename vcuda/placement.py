@@ -49,6 +49,8 @@ def place_pod(
     allowed = [each for each in gpus if may_use(options, each.gpu)]
     if not allowed:
         raise InsufficientGpus(no_allowed_gpu(options, gpus) if gpus else "this node has no GPUs")
+    if problem := isolation_problem(request, options, allowed):
+        raise InsufficientGpus(problem)
     for candidates in group_by_model(allowed, request, ranking):
         trial = TrialPlacement(candidates, request, unit_mib, options.min_isolation)
         if trial.lacks_cores(request):
@@ -71,6 +73,16 @@ def no_allowed_gpu(options: PodOptions, gpus: Sequence[GpuAvailability]) -> str:
     if any(parse_model(each.gpu.model).mig_profile for each in gpus):
         return "this node only has MIG slices, and the pod does not name one in use-gputype"
     return f"this node only has GPUs of excluded models: {', '.join(options.avoided_models)}"
+
+
+def isolation_problem(request: PodRequest, options: PodOptions, gpus: Iterable[GpuAvailability]) -> str:
+    """Return that no GPU isolates the pod's shares well enough, or an empty text if one does; whole ones always do."""
+    minimum = options.min_isolation
+    if not minimum or all(each.share.whole_cards for each in request.containers):
+        return ""
+    if any(each.gpu.isolation.is_at_least(minimum) for each in gpus):
+        return ""
+    return f"this node has no GPU with isolation {minimum} or stronger"
 
 
 def group_by_model(

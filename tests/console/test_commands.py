@@ -45,6 +45,7 @@ def test_help_lists_every_command_and_where_to_start() -> None:
         "quota",
         "scheduler",
         "simulate",
+        "top",
         "webhook",
         "what-if",
         "why",

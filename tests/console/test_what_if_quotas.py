@@ -68,6 +68,17 @@ def test_the_core_limit_of_the_namespace_counts(ask: Any) -> None:
     assert "exceeds 60, the maximum core limit in this namespace's quota" in answer(result)["message"]
 
 
+@pytest.mark.parametrize(("cores", "possible"), [(50, False), (100, True)], ids=["a share", "a whole card"])
+def test_the_isolation_that_the_namespace_requires_counts(ask: Any, cores: int, *, possible: bool) -> None:
+    result = ask(manifest(cores), T4, quota("types: {T4: {cores: 150}}\nminIsolation: preload"), options=JSON)
+    found = answer(result)
+    assert found["possible"] is possible
+    assert possible or (found["missing"], found["message"][-41:]) == (
+        "isolation",
+        "with isolation memory=preload or stronger",
+    )
+
+
 def test_an_invalid_quota_of_another_namespace_changes_no_answer(ask: Any) -> None:
     """One tenant must not be able to keep all others from an answer."""
     result = ask(manifest(50), T4, quota(), quota(INVALID, "other"), options=JSON)

@@ -10,6 +10,7 @@ from cluster.objects import NAMESPACES, NODES, PODS
 from tests.scheduler.world import ADMITTED, NAMES, TEAM, World, container, gpu
 from tests.waiting import eventually
 from vcuda.isolation import Isolation, Rung
+from vcuda.limits import PodLimits, encode_limits
 from vcuda.node_problem import NodeProblem
 from vcuda.placement_annotation import GpuSlice, encode_placement
 from vcuda.quota import parse_quota
@@ -96,6 +97,11 @@ OPTIONS = {
     "a uuid": ({NAMES.use_uuids: "GPU-v100-0,GPU-none"}, ["v100"]),
     "not a uuid": ({NAMES.avoid_uuids: "GPU-v100-0,GPU-t4-0"}, ["a100"]),
     "isolation": ({NAMES.min_isolation: "mps"}, ["a100"]),
+    "isolation that a quota required": (
+        {NAMES.limits: encode_limits(PodLimits(v=1, models=(), min_isolation=Isolation(Rung.MPS), containers={}))},
+        ["a100"],
+    ),
+    "isolation of compute, which memory does not replace": ({NAMES.min_isolation: "compute=preload"}, []),
     "a model in the vocabulary of an ancestor": ({"tencent.com/use-gputype": "A100"}, ["a100"]),
 }
 
