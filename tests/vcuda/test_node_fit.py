@@ -193,6 +193,12 @@ REFUSALS = {
         {},
         NodeProblem.ISOLATION,
     ),
+    "weak isolation of compute, and a strong one of memory": (
+        [card("n", isolation=Isolation(Rung.DRIVER, Rung.PRELOAD))],
+        FitQuery(HALF, UNIT_MIB, PodOptions(min_isolation=Isolation(Rung.PRELOAD, Rung.MPS))),
+        {},
+        NodeProblem.ISOLATION,
+    ),
     "a small gpu": ([card("n")], FitQuery(pod(app("a", 50, 100)), UNIT_MIB), {}, NodeProblem.TOO_SMALL),
     "few gpus": ([card("n")], FitQuery(pod(app("a", 200)), UNIT_MIB), {}, NodeProblem.TOO_FEW),
     "gpus in use": ([card("n")], FitQuery(pod(app("a", 100)), UNIT_MIB), {"GPU-n-0": (10, 256)}, NodeProblem.IN_USE),
