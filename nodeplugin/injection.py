@@ -9,7 +9,7 @@ driver's libraries to NVIDIA's runtime. In every mode, a folder with the contain
 import errno
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from nodeplugin.library_cache import LibraryCache
 from nodeplugin.memory_limit_hook import MemoryLimitHook
 from nodeplugin.memory_limits import limited_slices
 from nodeplugin.pods import BoundPod
+from nodeplugin.preload_files import Mount, PreloadFiles
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.selinux import label_for_containers
+from nodeplugin.share_files import DEFAULT_CONTEXT_MIB, CardLimits
 from vcuda.injection_modes import InjectionMode
+from vcuda.isolation import Rung
 from vcuda.memory_units import MIB
 from vcuda.names import CDI_FILE_PREFIX, CDI_KIND, Names
 from vcuda.placement_annotation import GpuSlice
@@ -105,6 +108,9 @@ class Injector:
         self._driver_folder, self._containers = folder / "driver", folder / "containers"
         self._library_cache = LibraryCache(folder / "hooks", driver.host)
         self.memory_limit_hook = MemoryLimitHook(folder)
+        self.preload = PreloadFiles(folder / "preload", self._containers)
+        # What a context of a card takes, by uuid.
+        self.context_mib: Callable[[str], int] = lambda _: DEFAULT_CONTEXT_MIB
         self._version = ""
 
     def start(self, version: str) -> None:
@@ -118,6 +124,9 @@ class Injector:
             self._driver_folder.mkdir(parents=True, exist_ok=True)
             label_for_containers(self._driver_folder)
             self._driver.install_files(self._driver_folder, version)
+        self.preload.install()
+        if (self._driver_folder / CURRENT).is_symlink():
+            self.preload.stand_in((self._driver_folder / CURRENT).resolve())
         if self.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
             self._library_cache.install()
@@ -129,14 +138,9 @@ class Injector:
         container: str,
         allocation: ContainerAllocation,
         slices: Sequence[GpuSlice],
-        *,
-        driver_limits: bool = False,
     ) -> api.ContainerAllocateResponse:
-        """Create the container's files, and return what the runtime has to inject; OSError if a file cannot be made.
-
-        With `driver_limits` its memory is limited by the driver, where it has a share of a card.
-        """
-        self.prepare(pod, container, allocation, slices, driver_limits=driver_limits)
+        """Create the container's files, and return what the runtime has to inject; OSError if a file cannot be made."""
+        self.prepare(pod, container, allocation, slices)
         cards = self._find_cards(slices)
         response = api.ContainerAllocateResponse(annotations=self._gpu_manager_annotations(slices, cards))
         if allocation.mode == "cdi":
@@ -144,8 +148,8 @@ class Injector:
             return response
         for node in self._driver.device_nodes(cards):
             response.devices.add(host_path=node.host, container_path=node.container, permissions="rw")
-        for host, inside in self._mounts(allocation.token):
-            response.mounts.add(host_path=host, container_path=inside, read_only=True)
+        for mount in self._mounts(allocation):
+            response.mounts.add(host_path=mount.host, container_path=mount.container, read_only=mount.read_only)
         response.envs.update(self._environment(slices))
         return response
 
@@ -155,11 +159,13 @@ class Injector:
         container: str,
         allocation: ContainerAllocation,
         slices: Sequence[GpuSlice],
-        *,
-        driver_limits: bool = False,
     ) -> None:
-        """Create or repair the container's files; called before every start, because /run is empty after a reboot."""
-        has_limit = driver_limits and bool(limited_slices(slices, self._node_cards))
+        """Create or repair the container's files; called before every start, because /run is empty after a reboot.
+
+        OSError also if its limits would not be enforced as its allocation says.
+        """
+        rung = allocation.isolation.memory
+        has_limit = rung is Rung.DRIVER and bool(limited_slices(slices, self._node_cards))
         if has_limit and allocation.mode != "cdi":
             raise OSError(errno.ENOTSUP, f"the driver's memory limit needs CDI, not {allocation.mode}")
         if self.mode != "nvidia-runtime" and not (self._driver_folder / CURRENT).is_symlink():
@@ -169,7 +175,12 @@ class Injector:
         folder.mkdir(parents=True, exist_ok=True)
         # Readable for any user the container runs as; mkdir's mode is reduced by the umask.
         folder.chmod(0o755)
-        write_if_changed(folder / LIMITS_FILE, msgspec.json.encode(self._limits(pod, container, slices)))
+        limits = self._limits(pod, container, slices)
+        write_if_changed(folder / LIMITS_FILE, msgspec.json.encode(limits))
+        if rung is Rung.PRELOAD:
+            self.preload.prepare(
+                allocation.token, self._card_limits(limits), self._version, self._libraries_in_container()
+            )
         # The mode of the allocation, not the current one: the kubelet replays the response that names the CDI device.
         if allocation.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
@@ -177,7 +188,7 @@ class Injector:
             # Only here: the numbers of graphics nodes may differ after a boot, and the kubelet replays responses.
             nodes = [*self._driver.device_nodes(cards), *self._driver.graphics_nodes(cards)]
             hooks = [self.memory_limit_hook.hook(allocation.token)] if has_limit else []
-            spec = self._cdi_spec(allocation.token, slices, nodes, hooks)
+            spec = self._cdi_spec(allocation, slices, nodes, hooks)
             write_if_changed(self._cdi_file(allocation.token), msgspec.json.encode(spec))
 
     def is_outdated(self, response: api.ContainerAllocateResponse, slices: Sequence[GpuSlice]) -> bool:
@@ -193,6 +204,7 @@ class Injector:
     def remove(self, tokens: Collection[str]) -> None:
         """Remove the folders and CDI files of containers that are gone."""
         for token in tokens:
+            self.preload.remove(token)
             shutil.rmtree(self._containers / token, ignore_errors=True)
             self._cdi_file(token).unlink(missing_ok=True)
 
@@ -205,6 +217,7 @@ class Injector:
     def remove_old_drivers(self) -> None:
         """Remove the files of earlier driver versions; only safe while no container uses them."""
         self._driver.remove_old_files(self._driver_folder)
+        self.preload.remove_old()
 
     def _cdi_file(self, token: str) -> Path:
         return self._cdi / f"{CDI_FILE_PREFIX}{token}.json"
@@ -212,18 +225,36 @@ class Injector:
     def _find_cards(self, slices: Sequence[GpuSlice]) -> list[Card]:
         return [card for given in slices if (card := self._node_cards.get(given.uuid)) is not None]
 
-    def _mounts(self, token: str) -> list[tuple[str, str]]:
-        """Return (host path, container path) pairs."""
-        mounts = [(str(self._containers / token), LIMITS_PATH)]
+    def _mounts(self, allocation: ContainerAllocation) -> list[Mount]:
+        mounts = [Mount(str(self._containers / allocation.token), LIMITS_PATH)]
+        is_preloaded = allocation.isolation.memory is Rung.PRELOAD
         # Without driver files nothing is mounted: a container does not start if a mount's source is missing.
         if self.mode != "nvidia-runtime" and (self._driver_folder / CURRENT).exists():
+            libraries = self.preload.library_folder if is_preloaded else "lib64"
             mounts += [
-                (f"{self._driver_folder}/{CURRENT}/{part}", f"{CONTAINER_FOLDER}/{part}") for part in ("bin", "lib64")
+                Mount(f"{self._driver_folder}/{CURRENT}/{part}", f"{CONTAINER_FOLDER}/{inside}")
+                for part, inside in (("bin", "bin"), (libraries, "lib64"))
             ]
             # One by one: the image may have descriptions of other drivers in the same folders.
             for name in installed_descriptions(self._driver_folder / CURRENT):
-                mounts.append((f"{self._driver_folder}/{CURRENT}/{name}", f"/{name.removeprefix(f'{SHARED}/')}"))
-        return mounts
+                mounts.append(Mount(f"{self._driver_folder}/{CURRENT}/{name}", f"/{name.removeprefix(f'{SHARED}/')}"))
+        return [*mounts, *(self.preload.mounts(allocation.token) if is_preloaded else ())]
+
+    def _libraries_in_container(self) -> str:
+        """Return where the driver's libraries are mounted; empty if NVIDIA's runtime mounts them where it likes."""
+        return "" if self.mode == "nvidia-runtime" else f"{CONTAINER_FOLDER}/lib64"
+
+    def _card_limits(self, limits: ContainerFile) -> list[CardLimits]:
+        return [
+            CardLimits(
+                uuid=card.uuid,
+                memory_bytes=card.memory_mib * MIB,
+                context_bytes=self.context_mib(card.uuid) * MIB,
+                cores=card.cores,
+                core_limit=limits.core_limit,
+            )
+            for card in limits.cards
+        ]
 
     def _environment(self, slices: Sequence[GpuSlice]) -> dict[str, str]:
         # In responses these are only defaults: the kubelet lets the pod's own variables win.
@@ -264,11 +295,14 @@ class Injector:
         )
 
     def _cdi_spec(
-        self, token: str, slices: Sequence[GpuSlice], nodes: Sequence[DeviceNode], hooks: Sequence[dict[str, Any]]
+        self,
+        allocation: ContainerAllocation,
+        slices: Sequence[GpuSlice],
+        nodes: Sequence[DeviceNode],
+        hooks: Sequence[dict[str, Any]],
     ) -> dict[str, Any]:
-        options = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
         # A daemon that starts again makes a new socket, so these too are looked up before each start.
-        mounts = [*self._mounts(token), *self._driver.sockets()]
+        mounts = [*self._mounts(allocation), *(Mount(host, inside) for host, inside in self._driver.sockets())]
         environment, hook = self._environment(slices), self._library_cache.hook(f"{CONTAINER_FOLDER}/lib64")
         if hook is not None:
             # The image's own stays, which the variable would replace.
@@ -276,11 +310,22 @@ class Injector:
         edits: dict[str, Any] = {
             "env": [f"{name}={value}" for name, value in sorted(environment.items())],
             "deviceNodes": [{"path": node.container, "hostPath": node.host, "permissions": "rw"} for node in nodes],
-            "mounts": [{"hostPath": host, "containerPath": inside, "options": options} for host, inside in mounts],
+            "mounts": [
+                {
+                    "hostPath": mount.host,
+                    "containerPath": mount.container,
+                    "options": ["ro" if mount.read_only else "rw", "nosuid", "nodev", "rbind", "rprivate"],
+                }
+                for mount in mounts
+            ],
         }
         if all_hooks := [*hooks, *([] if hook is None else [hook])]:
             edits["hooks"] = all_hooks
-        return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": token, "containerEdits": edits}]}
+        return {
+            "cdiVersion": CDI_VERSION,
+            "kind": CDI_KIND,
+            "devices": [{"name": allocation.token, "containerEdits": edits}],
+        }
 
 
 def device_path(card: Card) -> str:

@@ -80,9 +80,8 @@ def rung_problem(facts: LadderFacts, dimension: str, rung: Rung, *, is_mig: bool
             # The limit has to be on the container's cgroup before its first process starts, which takes a hook.
             return f"needs nodePlugin.injection cdi, and it is {facts.injection}"
         return facts.driver_problem
-    if dimension == COMPUTE and is_mig:
-        # The library paces by the utilization that it reads there.
-        return "NVML does not report the utilization of MIG devices"
+    if dimension == COMPUTE:
+        return "the library of this release limits memory only"
     return facts.preload_problem
 
 

@@ -99,7 +99,8 @@ class MemoryLimitServer:
         self._stopping.set()
         with suppress(OSError):
             self._wake.send(b"x")
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._thread.join(10)
 
     def _run(self) -> None:
         try:

@@ -61,8 +61,8 @@ def zig_command(machine: str) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{OLDEST_GLIBC}"]
 
 
-def build(target: Path, compiler: Sequence[str] | None = None, flags: Sequence[str] = ()) -> None:
-    """Compile both libraries into a folder; raises NoCompiler with the reason if that is not possible here."""
+def build(target: Path, compiler: Sequence[str] | None = None, flags: Sequence[str] = ()) -> list[str]:
+    """Compile both libraries into a folder, and return their names; raises NoCompiler if that is not possible here."""
     command = list(compiler or zig_command(platform.machine()))
     cuda, nvml = find_headers(), find_headers(NVML_PACKAGE, NVML_HEADER)
     generated = {CUDA: generate(cuda, SOURCES), NVML: generate_nvml(nvml, SOURCES / "nvml")}
@@ -90,7 +90,9 @@ def build(target: Path, compiler: Sequence[str] | None = None, flags: Sequence[s
                 "-o",
                 str(compiled),
             )
+            # Renamed: a running process may have the old file mapped.
             compiled.replace(target / library.name)
+    return [library.name for library in LIBRARIES]
 
 
 def definitions(library: Library) -> tuple[str, ...]:

@@ -12,11 +12,14 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from nodeplugin.checkpoint import replace_file
 
+# What a context takes until one was measured on this model and driver.
+DEFAULT_CONTEXT_MIB = 300
 LIMITS_FILE, USAGE_FOLDER, USAGE_FILE = "gpu-limits", "usage", "gpu-usage"
 VERSION = 1
 LIMITS_MAGIC, USAGE_MAGIC = 0x4C505551, 0x55505551
@@ -25,7 +28,10 @@ MAX_CARDS, MAX_SLOTS, MAX_SHARED = 16, 1024, 512
 LIMITS_HEADER = struct.Struct("<IIIIQ32s256s")
 # uuid; memory, context and residual in bytes; cores, core limit
 CARD_LIMITS = struct.Struct("<64sQQQII")
-SEQUENCE, SEQUENCE_OFFSET, UPDATED_OFFSET = struct.Struct("<I"), 8, 16
+# Of a card: its context and residual, behind uuid and memory.
+MEASURED, MEASURED_OFFSET = struct.Struct("<QQ"), 72
+SEQUENCE, SEQUENCE_OFFSET = struct.Struct("<I"), 8
+UPDATED, UPDATED_OFFSET = struct.Struct("<Q"), 16
 LIMITS_BYTES = LIMITS_HEADER.size + MAX_CARDS * CARD_LIMITS.size
 # magic, version, slots used, shared entries used, serial
 USAGE_HEADER = struct.Struct("<IIIII44x")
@@ -65,19 +71,51 @@ def write_limits(folder: Path, cards: Sequence[CardLimits], driver_version: str,
     LIMITS_HEADER.pack_into(content, 0, LIMITS_MAGIC, *header)
     for number, card in enumerate(cards):
         numbers = (card.memory_bytes, card.context_bytes, card.residual_bytes, card.cores, card.core_limit)
-        CARD_LIMITS.pack_into(content, LIMITS_HEADER.size + number * CARD_LIMITS.size, card.uuid.encode(), *numbers)
+        CARD_LIMITS.pack_into(content, card_offset(number), card.uuid.encode(), *numbers)
     if not has_size(path, LIMITS_BYTES):
         replace_file(path, bytes(content), mode=0o444)
         return
+    after = SEQUENCE_OFFSET + SEQUENCE.size
+    change_in_place(path, [(0, bytes(content[:SEQUENCE_OFFSET])), (after, bytes(content[after:]))])
+
+
+def change_in_place(path: Path, parts: Sequence[tuple[int, bytes]]) -> None:
+    """Write parts of the file, by their offsets, under its sequence lock."""
     with path.open("r+b", buffering=0) as file:
         (sequence,) = SEQUENCE.unpack(os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_OFFSET))
         # Odd while the rest changes, also if an earlier writer has ended in between.
         odd = (sequence | 1) & 0xFFFFFFFF
         os.pwrite(file.fileno(), SEQUENCE.pack(odd), SEQUENCE_OFFSET)
-        os.pwrite(file.fileno(), content[:SEQUENCE_OFFSET], 0)
-        after = SEQUENCE_OFFSET + SEQUENCE.size
-        os.pwrite(file.fileno(), content[after:], after)
+        for offset, part in parts:
+            os.pwrite(file.fileno(), part, offset)
         os.pwrite(file.fileno(), SEQUENCE.pack((odd + 1) & 0xFFFFFFFF), SEQUENCE_OFFSET)
+
+
+def read_limits(folder: Path) -> list[CardLimits]:
+    """Return the cards of a container's limits; none if the file cannot be read."""
+    with suppress(OSError, struct.error):
+        content = (folder / LIMITS_FILE).read_bytes()
+        count = LIMITS_HEADER.unpack_from(content)[3]
+        return [card_limits(CARD_LIMITS.unpack_from(content, card_offset(number))) for number in range(count)]
+    return []
+
+
+def card_offset(number: int) -> int:
+    return LIMITS_HEADER.size + number * CARD_LIMITS.size
+
+
+def card_limits(fields: tuple[Any, ...]) -> CardLimits:
+    uuid, memory_bytes, context_bytes, residual_bytes, cores, core_limit = fields
+    name = uuid.rstrip(b"\0").decode(errors="replace")
+    return CardLimits(name, memory_bytes, context_bytes, cores, core_limit, residual_bytes)
+
+
+def update_limits(folder: Path, number: int, context_bytes: int, residual_bytes: int) -> None:
+    """Tell the library what was measured of one card."""
+    numbers = MEASURED.pack(context_bytes, residual_bytes)
+    updated = UPDATED.pack(time.monotonic_ns())
+    parts = [(UPDATED_OFFSET, updated), (card_offset(number) + MEASURED_OFFSET, numbers)]
+    change_in_place(folder / LIMITS_FILE, parts)
 
 
 def has_size(path: Path, size: int) -> bool:

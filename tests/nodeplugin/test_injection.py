@@ -22,6 +22,7 @@ from nodeplugin.injection import Injector, detect_mode, mode_of
 from nodeplugin.pods import BoundPod
 from tests.nodeplugin.builders import CARD_MIB, bound, card, mig_part
 from vcuda.injection_modes import InjectionMode
+from vcuda.isolation import EXCLUSIVE, NO_ISOLATION, Isolation, Rung
 from vcuda.limits import ContainerLimits, LimitSource
 from vcuda.names import Names
 from vcuda.placement_annotation import GpuSlice
@@ -33,6 +34,7 @@ VERSION = "550.54.15"
 UVM_MAJOR, CAPS_MAJOR = 511, 237
 ALLOCATION = "0123456789abcdef"
 HALF = (GpuSlice("GPU-0", 50, 1024),)
+BY_DRIVER = Isolation(memory=Rung.DRIVER)
 NAMES = Names("example.org")
 
 
@@ -484,8 +486,8 @@ class InjectorBench:
         self.injector = Injector(mode, self.folder, host.driver(), self.node_cards, names=NAMES, cdi=self.cdi)
         self.injector.start(VERSION)
 
-    def allocation(self, token: str = ALLOCATION) -> ContainerAllocation:
-        return ContainerAllocation(token, {}, self.injector.mode)
+    def allocation(self, token: str = ALLOCATION, isolation: Isolation = NO_ISOLATION) -> ContainerAllocation:
+        return ContainerAllocation(token, {}, self.injector.mode, isolation)
 
     def limits(self, token: str = ALLOCATION) -> Any:
         return json.loads((self.folder / "containers" / token / "limits.json").read_text())
@@ -668,7 +670,7 @@ def test_a_driver_without_files_is_not_mounted(host: Host, tmp_path: Path) -> No
     node_cards = NodeCards()
     injector = Injector("native", tmp_path / "q", host.driver(), node_cards, names=NAMES, cdi=tmp_path / "cdi")
     injector.start(VERSION)
-    assert [inside for _, inside in injector._mounts(ALLOCATION)] == ["/etc/quotient"]
+    assert [each.container for each in injector._mounts(ContainerAllocation(ALLOCATION))] == ["/etc/quotient"]
 
 
 # Limits.
@@ -850,7 +852,7 @@ def test_a_deleted_folder_is_filled_again(make: MakeBench, how: str) -> None:
 def test_a_limited_container_has_the_hook_that_sets_its_limit(make: MakeBench) -> None:
     """With its token; beside the hook for the library cache, and again before each start."""
     bench = make("cdi")
-    bench.injector.build_response(POD, "a", bench.allocation(), HALF, driver_limits=True)
+    bench.injector.build_response(POD, "a", bench.allocation(isolation=BY_DRIVER), HALF)
     (hooks,) = (each["containerEdits"]["hooks"] for each in bench.spec()["devices"])
     assert [each["hookName"] for each in hooks] == ["createRuntime", "createContainer"]
     program, socket_path = bench.folder / "hooks/apply-memory-limit", bench.folder / "memory-limits.sock"
@@ -858,28 +860,28 @@ def test_a_limited_container_has_the_hook_that_sets_its_limit(make: MakeBench) -
     assert hooks[0]["args"] == ["apply-memory-limit", str(socket_path), ALLOCATION]
     assert os.access(program, os.X_OK)
     bench.spec_file().unlink()
-    bench.injector.prepare(POD, "a", bench.allocation(), HALF, driver_limits=True)
+    bench.injector.prepare(POD, "a", bench.allocation(isolation=BY_DRIVER), HALF)
     assert bench.spec()["devices"][0]["containerEdits"]["hooks"] == hooks
 
 
 WITHOUT_LIMIT = {
-    "another isolation": (HALF, False),
-    "a whole card": ((GpuSlice("GPU-0", 100, CARD_MIB),), True),
-    "a MIG device": ((GpuSlice("MIG-1", 50, 1024),), True),
+    "no isolation": (HALF, NO_ISOLATION),
+    "a whole card": ((GpuSlice("GPU-0", 100, CARD_MIB),), EXCLUSIVE),
+    "a MIG device": ((GpuSlice("MIG-1", 50, 1024),), BY_DRIVER),
 }
 
 
 @needs_root
-@pytest.mark.parametrize(("slices", "driver_limits"), WITHOUT_LIMIT.values(), ids=WITHOUT_LIMIT.keys())
+@pytest.mark.parametrize(("slices", "isolation"), WITHOUT_LIMIT.values(), ids=WITHOUT_LIMIT.keys())
 def test_other_containers_have_no_such_hook(
-    make: MakeBench, host: Host, slices: tuple[GpuSlice, ...], *, driver_limits: bool
+    make: MakeBench, host: Host, slices: tuple[GpuSlice, ...], isolation: Isolation
 ) -> None:
     """Whole cards have nothing to limit, and MIG devices memory of their own."""
     bench = make("cdi")
     host.capability("gpu7/mig/gi1", 21)
     host.capability("gpu7/mig/gi1/ci0", 22)
     bench.node_cards.update([card(0), card(1), mig_part(1)])
-    bench.injector.prepare(POD, "a", bench.allocation(), slices, driver_limits=driver_limits)
+    bench.injector.prepare(POD, "a", bench.allocation(isolation=isolation), slices)
     hooks = bench.spec()["devices"][0]["containerEdits"]["hooks"]
     assert [each["hookName"] for each in hooks] == ["createContainer"]
 
@@ -890,7 +892,7 @@ def test_a_limit_without_cdi_is_not_promised(make: MakeBench, mode: InjectionMod
     """A container that would run without it gets no GPU."""
     bench = make(mode)
     with pytest.raises(OSError, match=f"the driver's memory limit needs CDI, not {mode}"):
-        bench.injector.build_response(POD, "a", bench.allocation(), HALF, driver_limits=True)
+        bench.injector.build_response(POD, "a", bench.allocation(isolation=BY_DRIVER), HALF)
 
 
 @needs_root
@@ -899,5 +901,5 @@ def test_a_hook_that_the_host_cannot_run_is_not_promised(make: MakeBench) -> Non
     bench = make("cdi")
     (bench.folder / "hooks/apply-memory-limit").unlink()
     with pytest.raises(OSError, match="the hook that limits memory cannot be run"):
-        bench.injector.build_response(POD, "a", bench.allocation(), HALF, driver_limits=True)
+        bench.injector.build_response(POD, "a", bench.allocation(isolation=BY_DRIVER), HALF)
     assert not bench.spec_file().exists()

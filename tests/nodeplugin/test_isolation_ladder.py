@@ -12,7 +12,7 @@ from vcuda.isolation import COMPUTE, EXCLUSIVE, MEMORY, NO_ISOLATION, Isolation,
 from vcuda.placement_annotation import GpuSlice
 
 TOO_OLD, NOT_THERE = "the driver is 580, limits need 615", "no preload libraries are installed on this node"
-BOTH = Isolation(Rung.PRELOAD, Rung.PRELOAD)
+BY_LIBRARY = Isolation(Rung.PRELOAD)
 
 
 def facts(*, setting: str = "auto", injection: str = "cdi", driver: str = "", preload: str = "") -> LadderFacts:
@@ -26,15 +26,15 @@ def facts(*, setting: str = "auto", injection: str = "cdi", driver: str = "", pr
 
 
 OFFERED = {
-    "the strongest of each dimension": (facts(), False, Isolation(Rung.DRIVER, Rung.PRELOAD)),
-    "the library alone": (facts(driver=TOO_OLD), False, BOTH),
+    "the strongest of each dimension": (facts(), False, Isolation(Rung.DRIVER)),
+    "the library alone": (facts(driver=TOO_OLD), False, BY_LIBRARY),
     "the driver alone": (facts(preload=NOT_THERE), False, Isolation(Rung.DRIVER)),
     "nothing": (facts(driver=TOO_OLD, preload=NOT_THERE), False, NO_ISOLATION),
-    "no limits of the driver natively": (facts(injection="native"), False, BOTH),
-    "no limits of the driver by NVIDIA's runtime": (facts(injection="nvidia-runtime"), False, BOTH),
+    "no limits of the driver natively": (facts(injection="native"), False, BY_LIBRARY),
+    "no limits of the driver by NVIDIA's runtime": (facts(injection="nvidia-runtime"), False, BY_LIBRARY),
     "of a MIG device the memory": (facts(), True, Isolation(Rung.PRELOAD)),
     "configured: nothing": (facts(setting="none"), False, NO_ISOLATION),
-    "configured: the library": (facts(setting="preload"), False, BOTH),
+    "configured: the library": (facts(setting="preload"), False, BY_LIBRARY),
     "configured: the driver": (facts(setting="driver"), False, Isolation(Rung.DRIVER)),
     "configured: a driver that is too old": (facts(setting="driver", driver=TOO_OLD), False, NO_ISOLATION),
     "configured: a library that is not there": (facts(setting="preload", preload=NOT_THERE), False, NO_ISOLATION),
@@ -52,7 +52,7 @@ def test_a_card_offers_the_strongest_rung_that_is_available(
 REASONS = {
     "MPS": (facts(), False, MEMORY, Rung.MPS, "this release does not run MPS"),
     "the driver's own": (facts(driver=TOO_OLD), False, MEMORY, Rung.DRIVER, TOO_OLD),
-    "the library's own": (facts(preload=NOT_THERE), False, COMPUTE, Rung.PRELOAD, NOT_THERE),
+    "the library's own": (facts(preload=NOT_THERE), False, MEMORY, Rung.PRELOAD, NOT_THERE),
     "no hook": (
         facts(injection="native"),
         False,
@@ -61,7 +61,7 @@ REASONS = {
         "needs nodePlugin.injection cdi, and it is native",
     ),
     "MIG memory": (facts(), True, MEMORY, Rung.DRIVER, "the driver has no memory limits for MIG devices"),
-    "MIG compute": (facts(), True, COMPUTE, Rung.PRELOAD, "NVML does not report the utilization of MIG devices"),
+    "compute": (facts(), False, COMPUTE, Rung.PRELOAD, "the library of this release limits memory only"),
     "the configuration": (facts(setting="driver"), False, COMPUTE, Rung.PRELOAD, "nodePlugin.isolation is driver"),
 }
 
@@ -101,8 +101,8 @@ def test_reasons_are_grouped_by_cards() -> None:
 
 
 def test_a_container_has_what_its_card_offers_and_whole_cards_are_exclusive() -> None:
-    offers = {"GPU-0": BOTH, "GPU-1": NO_ISOLATION}.__getitem__
-    assert applied_isolation((GpuSlice("GPU-0", 50, 1024),), offers) == BOTH
+    offers = {"GPU-0": BY_LIBRARY, "GPU-1": NO_ISOLATION}.__getitem__
+    assert applied_isolation((GpuSlice("GPU-0", 50, 1024),), offers) == BY_LIBRARY
     assert applied_isolation((GpuSlice("GPU-1", 99, 1024),), offers) == NO_ISOLATION
     whole = tuple(GpuSlice(uuid, 100, CARD_MIB) for uuid in ("GPU-0", "GPU-1"))
     assert applied_isolation(whole, offers) == EXCLUSIVE
