@@ -26,6 +26,7 @@ from vcuda.quota_refusals import (
     model_required,
     no_model_listed,
     quota_exceeded,
+    slice_required,
 )
 from vcuda.quota_usage import ANY, Charge, LimitKey, QuotaUsage
 from vcuda.request import PodRequest
@@ -135,13 +136,7 @@ def fit_charge(
     choices = candidates(usage.quotas, options, cards)
     # The same few sizes of cards again and again.
     demand = cache(demand)
-    reasons: list[Reason] = []
-    if quota := quota_without_models(usage.quotas):
-        reasons = [no_model_listed(quota, options.models)]
-    elif avoids_all_granted(usage, options, choices, cards):
-        reasons = [all_models_avoided(usage, options.avoided_models)]
-    elif quota := quota_requiring_model(usage.quotas, choices):
-        reasons = [model_required(quota, [each.model.name for each in choices], remedies.annotation)]
+    reasons = refusals_of_all(usage, options, choices, cards, remedies)
     choices = choices or [Candidate(ANY, 0)]
     if not reasons:
         for candidate in choices:
@@ -165,6 +160,25 @@ def fit_charge(
         alternatives = alternative_models(usage, demand, options, cards)
         reasons = add_alternatives(unique_reasons(reasons), alternatives, remedies.annotation)
     return ChargeFit(charge_on(choices[0], demand)[0], tuple(reasons))
+
+
+def refusals_of_all(
+    usage: QuotaUsage,
+    options: PodOptions,
+    choices: Sequence[Candidate],
+    cards: Mapping[str, int],
+    remedies: RemedyContext,
+) -> list[Reason]:
+    """Return why a pod is refused on whichever model, if it is: one reason, which names none of them."""
+    if quota := quota_without_models(usage.quotas):
+        return [no_model_listed(quota, options.models)]
+    if slices := slices_to_name(usage, options, choices):
+        return [slice_required(usage, slices, remedies.annotation)]
+    if avoids_all_granted(usage, options, choices, cards):
+        return [all_models_avoided(usage, options.avoided_models)]
+    if quota := quota_requiring_model(usage.quotas, choices):
+        return [model_required(quota, [each.model.name for each in choices], remedies.annotation)]
+    return []
 
 
 def is_refused(candidate: Candidate, usage: QuotaUsage, demand: Demand, amounts: Amounts) -> bool:
@@ -217,6 +231,14 @@ def quota_without_models(quotas: Iterable[Quota]) -> Quota | None:
     """Return a quota that denies every model, because it lists none."""
     denying = (quota for quota in quotas if quota.unlisted == DENY)
     return next((quota for quota in denying if all(line == ALL_TYPES for line in quota.types)), None)
+
+
+def slices_to_name(usage: QuotaUsage, options: PodOptions, choices: Sequence[Candidate]) -> tuple[str, ...]:
+    """Return the MIG slices that are all that a namespace may use; empty if a pod names models, or may use others."""
+    if options.models or usage.grants(ANY) or any(usage.grants(each.model) for each in choices):
+        return ()
+    granted = usage.granted_lines
+    return granted if all(parse_model(line).mig_profile for line in granted) else ()
 
 
 def avoids_all_granted(

@@ -181,6 +181,17 @@ def no_model_listed(quota: Quota, requested: Iterable[str]) -> Reason:
     )
 
 
+def slice_required(usage: QuotaUsage, slices: Sequence[str], annotation: str) -> Reason:
+    """Refuse a pod that names no model where the quotas grant nothing but MIG slices."""
+    return Reason(
+        code=Code.MODEL_NOT_GRANTED,
+        field=next(quota.name for quota in usage.quotas if not quota.grants(ANY)) + ": types",
+        value="",
+        message="the quota lists only MIG slices, and a pod runs on one only if it names it",
+        remedy=f"name one in {annotation}: {name_models(slices, ' or ')}",
+    )
+
+
 def all_models_avoided(usage: QuotaUsage, avoided: Iterable[str]) -> Reason:
     return Reason(
         code=Code.MODEL_NOT_GRANTED,

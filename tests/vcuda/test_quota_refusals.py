@@ -139,6 +139,19 @@ def test_a_quota_without_models_says_so() -> None:
                 )
 
 
+@pytest.mark.parametrize("cards", [{}, CARDS], ids=["an empty cluster", "other cards"])
+@pytest.mark.parametrize("untyped", ["float", "deny"])
+def test_a_pod_that_names_no_slice_is_told_to_name_one(cards: dict[str, int], untyped: str) -> None:
+    """An administrator need not change a quota that lists only slices."""
+    usage = QuotaUsage([quota(f"types: {{A100-MIG-1g.5gb: {{cores: 100}}}}\nuntyped: {untyped}")])
+    (reason,) = fit_charge(usage, fixed(100), PodOptions(), cards).reasons
+    assert str(reason) == (
+        "team/q: types: the quota lists only MIG slices, and a pod runs on one only if it names it; "
+        "name one in use-gputype: A100-MIG-1g.5gb"
+    )
+    assert fit_charge(usage, fixed(100), PodOptions(models=("A100-MIG-1g.5gb",)), cards).reasons == ()
+
+
 def test_excluding_every_granted_model_is_not_an_exceeded_quota() -> None:
     """Other models of the cluster do not matter: the pod did not ask for them."""
     usage = QuotaUsage([quota("types: {A100: {cores: 1}}")])
