@@ -16,6 +16,7 @@ from vcuda.isolation import NO_ISOLATION, Isolation
 
 UNKNOWN_MODEL = "unknown"
 MISSING = "missing: the driver no longer lists it"
+NO_DRIVER = "missing: the driver does not list any card"
 
 
 class Card(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -109,7 +110,8 @@ class NodeCards:
         self._cards = {card.uuid: card for card in known}
         # Kept apart from faults: a card that was put into MIG mode is no longer listed but still answers health checks,
         # and a successful check must not make it allocatable beside its own MIG devices. Only `update` clears it.
-        self._missing: set[str] = set()
+        # Why each card is absent, by uuid.
+        self._absent: dict[str, str] = {}
         self._faults: dict[str, str] = {}
         self._cordons: dict[str, str] = {}
 
@@ -117,19 +119,19 @@ class NodeCards:
         """Store the cards that the driver lists now; all other known cards become missing."""
         with self._lock:
             cards = {card.uuid: card for card in listed}
-            self._missing = set(self._cards.keys() - cards.keys())
+            self._absent = dict.fromkeys(self._cards.keys() - cards.keys(), MISSING)
             self._cards |= cards
 
     def mark_missing(self) -> bool:
         """Make all cards missing, because the driver does not list any; returns whether this is a change."""
         with self._lock:
-            before, self._missing = self._missing, set(self._cards)
-            return before != self._missing
+            before, self._absent = self._absent, dict.fromkeys(self._cards, NO_DRIVER)
+            return before != self._absent
 
     def missing(self) -> set[str]:
-        """Return the uuids of known cards that the driver does not list."""
+        """Return the uuids of known cards that are not in the driver's list; none while it gives no list."""
         with self._lock:
-            return set(self._missing)
+            return {uuid for uuid, reason in self._absent.items() if reason == MISSING}
 
     def forget(self, uuids: Iterable[str]) -> None:
         """Remove cards that no longer exist; uuids that are not known are skipped."""
@@ -137,7 +139,7 @@ class NodeCards:
             for uuid in uuids:
                 self._cards.pop(uuid, None)
                 self._faults.pop(uuid, None)
-                self._missing.discard(uuid)
+                self._absent.pop(uuid, None)
 
     def set_fault(self, uuid: str, fault: str) -> bool:
         """Store why a card is unhealthy, or that it is healthy (""); returns whether this is a change."""
@@ -171,7 +173,7 @@ class NodeCards:
 
     def condition(self, uuid: str) -> CardCondition:
         with self._lock:
-            fault = self._faults.get(uuid, "") or (MISSING if uuid in self._missing else "")
+            fault = self._faults.get(uuid, "") or self._absent.get(uuid, "")
             return CardCondition(fault, self._cordons.get(uuid, ""))
 
     def isolation(self, uuid: str) -> Isolation:

@@ -32,8 +32,8 @@ class CannotServe(Exception):  # noqa: N818 - a problem of the configuration or 
 class CardDiscovery:
     """Lists the cards at the start and periodically, and keeps `node_cards` up to date.
 
-    `on_version` is called when the driver's version changes, `on_change` after each list, and `on_failure` if the
-    plugin cannot serve.
+    `on_version` is called when the driver's version changes, `on_change` after each list, `on_forget` with the uuids of
+    cards that no longer exist, and `on_failure` if the plugin cannot serve.
     """
 
     def __init__(
@@ -46,12 +46,14 @@ class CardDiscovery:
         cards_in_use: Callable[[], AbstractSet[str]],
         on_version: Callable[[], None],
         on_change: Callable[[], None],
+        on_forget: Callable[[AbstractSet[str]], None],
         on_failure: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver, self._host_driver, self._node_cards = driver, host_driver, node_cards
         self._unit_mib, self._cards_in_use, self._clock = unit_mib, cards_in_use, clock
         self._on_version, self._on_change, self._on_failure = on_version, on_change, on_failure
+        self._on_forget = on_forget
         # Empty once the driver is open: readiness shows it.
         self.error = "the NVIDIA driver is not loaded yet"
         self.version = ""
@@ -156,8 +158,11 @@ class CardDiscovery:
         """
         present = {card.uuid for card in cards} | {card.parent for card in cards}
         missing = self._node_cards.missing() - self._cards_in_use()
-        self._node_cards.forget(
+        removed = {
             card.uuid
             for card in self._node_cards.cards()
             if card.uuid in missing and {card.uuid, card.parent} & present - {""}
-        )
+        }
+        if removed:
+            self._node_cards.forget(removed)
+            self._on_forget(removed)

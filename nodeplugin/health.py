@@ -7,12 +7,12 @@ Driver calls can block where hardware is broken, so each card is checked on a th
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from nodeplugin.cards import Card, NodeCards
-from nodeplugin.nvml import Driver, DriverError, XidEvent
+from nodeplugin.nvml import CardCheck, Driver, DriverError, XidEvent
 from nodeplugin.pending_resets import PendingResets
 from settings.configuration import HealthSettings
 from vcuda.xids import RESET_XIDS, describe_xid
@@ -129,25 +129,38 @@ class HealthWatcher:
 
     def _check(self, card: Card) -> None:
         try:
-            error = self._driver.check_card(card)
-            needs_reset = self._driver.needs_reset(card) if not error and card.uuid in self._resets.xids else None
+            check = self._driver.check_card(card)
+            asks_for_reset = not check.error and card.uuid in self._resets.xids
+            needs_reset = self._driver.needs_reset(card) if asks_for_reset else None
         except Exception:  # the outermost frame of the thread
             self._log.exception("card_check_failed", card=card.uuid)
-            error, needs_reset = "the check failed: see the log of the node plugin", None
+            check, needs_reset = CardCheck("the check failed: see the log of the node plugin"), None
         with self._lock:
             self._running.pop(card.uuid, None)
-        self._record_check(card, error)
-        self._record_reset(card, error, needs_reset=needs_reset)
+        self._record_check(card, check.error)
+        self._record_reset(card, check, needs_reset=needs_reset)
 
-    def _record_reset(self, card: Card, error: str, *, needs_reset: bool | None) -> None:
+    def _record_reset(self, card: Card, check: CardCheck, *, needs_reset: bool | None) -> None:
         with self._lock:
             if card.uuid not in self._resets.xids:
                 return
-            if error or card.uuid in self._node_cards.missing():
+            # Any other error, such as a timeout, is no reset.
+            if check.is_away or card.uuid in self._node_cards.missing():
                 self._were_away.add(card.uuid)
+            elif check.error:
+                return
             elif needs_reset is False or (needs_reset is None and card.uuid in self._were_away):
                 self._resets.remove(card.uuid)
                 self._were_away.discard(card.uuid)
+
+    def forget(self, uuids: Iterable[str]) -> None:
+        """Forget all about cards that no longer exist: slices that a reset destroyed come back with the same uuids."""
+        with self._lock:
+            for uuid in uuids:
+                self._resets.remove(uuid)
+                self._were_away.discard(uuid)
+                self._last_xids.pop(uuid, None)
+                self._failed_checks.pop(uuid, None)
 
     def _record_check(self, card: Card, error: str) -> None:
         with self._lock:

@@ -75,6 +75,13 @@ class MemoryLimits(Struct, frozen=True):
     hard_bytes: int
 
 
+class CardCheck(Struct, frozen=True):
+    """Why a card does not respond; empty if it does. `is_away`: it is being reset, or gone, and not only slow."""
+
+    error: str = ""
+    is_away: bool = False
+
+
 class XidEvent(Struct, frozen=True):
     """An XID error of a card; `uuid` is empty if the driver cannot attribute it.
 
@@ -111,6 +118,12 @@ class Driver:
         self._events: Any = None
         # A function that the library lacks is reported in two ways, one of which is no NVMLError.
         self._errors = (bindings.NVMLError, bindings.NVMLLibraryMismatchError)
+        # What the driver returns for a card while it is reset.
+        self._away_errors = {
+            bindings.NVML_ERROR_NOT_FOUND,
+            bindings.NVML_ERROR_GPU_IS_LOST,
+            bindings.NVML_ERROR_RESET_REQUIRED,
+        }
         self._log = structlog.get_logger()
 
     def open(self) -> "Driver":
@@ -166,18 +179,18 @@ class Driver:
         self._uuids = {handle_address(handle): card.uuid for card, handle in physical}
         return tuple(card for card, _ in listed)
 
-    def check_card(self, card: Card) -> str:
-        """Return why a card does not respond; empty if it does. A MIG device is checked together with its card."""
+    def check_card(self, card: Card) -> CardCheck:
+        """Check whether a card responds. A MIG device is checked together with its card."""
         for uuid in filter(None, (card.parent, card.uuid)):
             try:
                 handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
                 if self._nvml.nvmlDeviceGetUUID(handle) != uuid:
-                    return "the driver returned another card for this uuid"
+                    return CardCheck("the driver returned another card for this uuid")
             except self._nvml.NVMLError as error:
-                return f"driver error: {error}"
+                return CardCheck(f"driver error: {error}", error.value in self._away_errors)
             # A card that was reset has a new handle.
             self._handles[uuid] = handle
-        return ""
+        return CardCheck()
 
     def needs_reset(self, card: Card) -> bool | None:
         """Whether the driver wants a card to be reset; None if it is too old to say."""

@@ -125,6 +125,9 @@ class Service:
             namespace=configuration.system_namespace,
         )
         self.allocations.on_change(self._on_change)
+        self.health = HealthWatcher(
+            self.driver, self.node_cards, settings.health, self._on_change, resets=PendingResets(self._folder, boot)
+        )
         self.discovery = CardDiscovery(
             self.driver,
             self.host_driver,
@@ -133,10 +136,8 @@ class Service:
             cards_in_use=lambda: {uuid for pod in self.allocations.all().values() for uuid in pod.usage},
             on_version=self._start_injector,
             on_change=self._on_change,
+            on_forget=self.health.forget,
             on_failure=self._fail,
-        )
-        self.health = HealthWatcher(
-            self.driver, self.node_cards, settings.health, self._on_change, resets=PendingResets(self._folder, boot)
         )
         self.sampler = Sampler(self.driver, self.node_cards, self.pods.cached_pods, self.allocations.all)
         self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.health.xids), self._status)

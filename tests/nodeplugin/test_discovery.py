@@ -10,14 +10,14 @@ import pytest
 from cluster.in_memory import InMemoryCluster
 from cluster.objects import NODES
 from nodeplugin import discovery
-from nodeplugin.cards import MISSING, Card, NodeCards
+from nodeplugin.cards import MISSING, NO_DRIVER, Card, NodeCards
 from nodeplugin.checkpoint import CHECKPOINT_FILE, AllocationCheckpoint, write_checkpoint
 from nodeplugin.discovery import CannotServe, CardDiscovery
 from nodeplugin.host_driver import HostDriver
 from nodeplugin.nvml import Driver, DriverError
 from nodeplugin.service import Service, boot_id
 from settings.configuration import Configuration, MonitorSettings, NodePluginSettings
-from tests.nodeplugin.builders import card
+from tests.nodeplugin.builders import card, mig_part
 from tests.running import HOST, free_port
 from tests.waiting import eventually
 
@@ -50,6 +50,7 @@ class Found:
 
     def __init__(self, driver: Driver, folder: Path, known: tuple[Card, ...] = ()) -> None:
         self.now, self.versions, self.failures = 1000.0, list[str](), list[str]()
+        self.forgotten: set[str] = set()
         self.node_cards = NodeCards(known)
         self.discovery = CardDiscovery(
             driver,
@@ -59,6 +60,7 @@ class Found:
             cards_in_use=set,
             on_version=lambda: self.versions.append(self.discovery.version),
             on_change=lambda: None,
+            on_forget=self.forgotten.update,
             on_failure=self.failures.append,
             clock=lambda: self.now,
         )
@@ -98,7 +100,7 @@ def test_cards_of_the_last_run_are_not_offered_for_long_beside_a_driver_that_han
     assert found.faults() == {"GPU-0": ""}
     found.now += 2
     found.discovery.detect_hang()
-    assert found.faults() == {"GPU-0": MISSING}
+    assert found.faults() == {"GPU-0": NO_DRIVER}
     assert found.discovery.problem() == "no answer from the NVIDIA driver for 31 s"
     assert found.discovery.alive
     driver.may_answer.set()
@@ -111,7 +113,7 @@ def test_without_a_driver_the_cards_of_the_last_run_are_missing(driver: SlowDriv
     driver.may_answer.set()
     found = Found(driver, tmp_path, (card(0),))
     found.discovery.start()
-    eventually(lambda: found.faults() == {"GPU-0": MISSING}, "the card to be missing")
+    eventually(lambda: found.faults() == {"GPU-0": NO_DRIVER}, "the card to be missing")
     assert found.discovery.problem() == "not loaded"
     found.discovery.stop()
 
@@ -136,6 +138,16 @@ def test_a_node_that_cannot_be_served_ends_the_plugin(driver: SlowDriver, tmp_pa
     found.discovery.start()
     eventually(lambda: bool(found.failures), "the failure")
     assert "memoryUnitMiB" in found.failures[0]
+
+
+def test_slices_that_were_removed_are_forgotten_and_reported(driver: SlowDriver, tmp_path: Path) -> None:
+    """A card that is missing beside them is broken, and stays."""
+    driver.may_answer.set()
+    driver.listed = (mig_part(2),)
+    found = Found(driver, tmp_path, (card(1), mig_part(1), mig_part(2)))
+    found.discovery.list_cards()
+    assert found.faults() == {"MIG-2": "", "GPU-1": MISSING}
+    assert found.forgotten == {"MIG-1"}
 
 
 def service_on(folder: Path, driver: Driver) -> Service:

@@ -11,7 +11,7 @@ import yaml
 
 from nodeplugin import fake
 from nodeplugin.cards import Card
-from nodeplugin.nvml import NO_LIMIT, Driver, DriverError, GpuProcess, MeasuredUsage, MemoryLimits, XidEvent
+from nodeplugin.nvml import NO_LIMIT, CardCheck, Driver, DriverError, GpuProcess, MeasuredUsage, MemoryLimits, XidEvent
 
 Described = Mapping[str, Any]
 
@@ -241,9 +241,9 @@ def test_a_card_in_mig_mode_without_mig_devices_is_not_listed(bench: Bench) -> N
 def test_a_mig_device_fails_with_its_card(bench: Bench) -> None:
     """Checks include the card, and XIDs are reported for the card."""
     first, _ = bench.cards(gpu(0, mig=[part(0), part(1)]))
-    assert bench.driver.check_card(first) == ""
+    assert bench.driver.check_card(first).error == ""
     bench.change(machine(gpu(0, mig=[part(0), part(1)], lost=True)))
-    assert "GPU is lost" in bench.driver.check_card(first)
+    assert "GPU is lost" in bench.driver.check_card(first).error
     bench.change(machine(gpu(0, mig=[part(0), part(1)])))
     bench.driver.subscribe([first])
     bench.change(machine(gpu(0, mig=[part(0), part(1)]), events=[{"card": 0, "xid": 79}]))
@@ -254,8 +254,8 @@ def test_the_check_of_a_removed_mig_device_fails(bench: Bench) -> None:
     """MIG devices can be reconfigured while the plugin runs."""
     first, second = bench.cards(gpu(0, mig=[part(0), part(1)]))
     bench.change(machine(gpu(0, mig=[part(1)])))
-    assert bench.driver.check_card(second) == ""
-    assert bench.driver.check_card(first) != ""
+    assert bench.driver.check_card(second).error == ""
+    assert bench.driver.check_card(first).error != ""
 
 
 # Checks and usage.
@@ -264,23 +264,32 @@ def test_the_check_of_a_removed_mig_device_fails(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        (machine(gpu(0), gpu(1)), ""),
-        (machine(gpu(0), gpu(1, lost=True)), "driver error: GPU is lost"),
-        (machine(gpu(0)), "driver error: Not Found"),
-        (machine(gpu(1), gpu(0)), ""),
-        (machine(gpu(0), gpu(1, failures={"uuid": "unknown"})), "driver error: Unknown Error"),
-        (machine(gpu(0), gpu(1), failures={"handle": "driver_not_loaded"}), "driver error: Driver Not Loaded"),
+        (machine(gpu(0), gpu(1)), CardCheck()),
+        (machine(gpu(0), gpu(1, lost=True)), CardCheck("driver error: GPU is lost", is_away=True)),
+        (
+            machine(gpu(0), gpu(1, failures={"uuid": "16"})),
+            CardCheck("driver error: GPU requires restart", is_away=True),
+        ),
+        (machine(gpu(0)), CardCheck("driver error: Not Found", is_away=True)),
+        (machine(gpu(1), gpu(0)), CardCheck()),
+        (machine(gpu(0), gpu(1, failures={"uuid": "timeout"})), CardCheck("driver error: Timeout")),
+        (
+            machine(gpu(0), gpu(1), failures={"handle": "driver_not_loaded"}),
+            CardCheck("driver error: Driver Not Loaded"),
+        ),
     ],
     ids=[
         "it responds",
         "it has fallen off the bus",
+        "it has to be reset",
         "it was removed",
         "it has another index now",
-        "it does not report its uuid",
+        "it does not report its uuid in time",
         "the driver was unloaded",
     ],
 )
-def test_a_check_returns_the_drivers_error(bench: Bench, after: Described, expected: str) -> None:
+def test_a_check_returns_the_drivers_error(bench: Bench, after: Described, expected: CardCheck) -> None:
+    """And whether the card is away, as it is while it is reset."""
     _, card = bench.cards(gpu(0), gpu(1))
     bench.change(after)
     assert bench.driver.check_card(card) == expected
@@ -289,9 +298,9 @@ def test_a_check_returns_the_drivers_error(bench: Bench, after: Described, expec
 def test_the_check_of_a_card_succeeds_again_after_a_reset(bench: Bench) -> None:
     (card,) = bench.cards(gpu(0))
     bench.change(machine(gpu(0, lost=True)))
-    assert bench.driver.check_card(card) != ""
+    assert bench.driver.check_card(card).error != ""
     bench.change(machine(gpu(0)))
-    assert bench.driver.check_card(card) == ""
+    assert bench.driver.check_card(card).error == ""
 
 
 BUSY = gpu(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nodeplugin import health
 from nodeplugin.cards import MISSING, Card, NodeCards
 from nodeplugin.health import HealthWatcher
-from nodeplugin.nvml import Driver, DriverError, XidEvent
+from nodeplugin.nvml import CardCheck, Driver, DriverError, XidEvent
 from nodeplugin.pending_resets import PendingResets
 from settings.configuration import HealthSettings
 from tests.nodeplugin.builders import card, mig_part
@@ -35,8 +35,9 @@ class ScriptedDriver(Driver):
         self.reports: list[XidEvent | DriverError | ValueError] = []
         self.subscribed: tuple[Card, ...] = ()
 
-    def check_card(self, card: Card) -> str:
-        return self.faults.get(card.uuid, "")
+    def check_card(self, card: Card) -> CardCheck:
+        fault = self.faults.get(card.uuid, "")
+        return CardCheck(fault, is_away=fault == LOST)
 
     def needs_reset(self, card: Card) -> bool | None:
         return self.resets.get(card.uuid)
@@ -287,11 +288,11 @@ def test_a_card_whose_check_hangs_is_unhealthy_and_holds_up_no_other(monkeypatch
     may_return = threading.Event()
     checked: list[str] = []
 
-    def check(each: Card) -> str:
+    def check(each: Card) -> CardCheck:
         checked.append(each.uuid)
         if each.uuid == "GPU-1":
             assert may_return.wait(30)
-        return LOST if each.uuid == "GPU-2" else ""
+        return CardCheck(LOST if each.uuid == "GPU-2" else "")
 
     monkeypatch.setattr(watched.driver, "check_card", check)
     for _ in range(2):
@@ -349,6 +350,31 @@ def test_without_the_drivers_word_a_card_recovers_that_was_away(watched: Watched
     watched.driver.faults.clear()
     watched.poll_after(RECOVER_S)
     assert watched.faults() == ["", ""]
+
+
+def test_a_check_that_fails_otherwise_is_no_reset(watched: WatchedCards) -> None:
+    """A driver that is busy times out for a card, or lists none at all."""
+    watched.report("GPU-0", NEEDS_RESET)
+    watched.driver.faults["GPU-0"] = "driver error: Timeout"
+    watched.poll_after(RECOVER_S)
+    watched.driver.faults.clear()
+    watched.node_cards.mark_missing()
+    watched.poll_after(RECOVER_S)
+    watched.node_cards.update([card(0), card(1)])
+    watched.poll_after(RECOVER_S)
+    assert "reset" in watched.faults()[0]
+
+
+def test_a_slice_that_was_created_again_needs_no_reset() -> None:
+    """The reset destroyed it, and it has the uuid that it had before."""
+    watched = WatchedCards(mig_part(1), mig_part(2))
+    watched.report("GPU-0", NEEDS_RESET)
+    watched.node_cards.update([mig_part(2)])
+    watched.node_cards.forget(["MIG-1"])
+    watched.watcher.forget(["MIG-1"])
+    watched.node_cards.update([mig_part(1), mig_part(2)])
+    watched.poll_after(1)
+    assert [bool(each) for each in watched.faults()] == [False, True]
 
 
 def test_a_needed_reset_outlasts_the_plugin_and_not_the_boot(tmp_path: Path) -> None:
