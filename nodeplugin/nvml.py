@@ -327,22 +327,29 @@ class Driver:
             part = self._call(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)  # noqa: B023
             if part is None:
                 continue
-            uuid = str(self._nvml.nvmlDeviceGetUUID(part))
-            if (known := self._known.get(uuid)) is not None and known.index == card.index:
-                devices.append((known, part))
-                continue
-            device = replace(
+            try:
+                devices.append((self._read_mig_device(card, part), part))
+            except self._nvml.NVMLError as error:
+                self._log.warning("mig_device_unreadable", card=card.uuid, number=number, error=str(error))
+        return devices
+
+    def _read_mig_device(self, card: Card, handle: Any) -> Card:  # noqa: ANN401
+        uuid = str(self._nvml.nvmlDeviceGetUUID(handle))
+        known = self._known.get(uuid)
+        return (
+            known
+            if known is not None and known.index == card.index
+            else replace(
                 card,
                 uuid=uuid,
-                product=str(self._nvml.nvmlDeviceGetName(part)),
-                memory_mib=self._usable_mib(part),
+                product=str(self._nvml.nvmlDeviceGetName(handle)),
+                memory_mib=self._usable_mib(handle),
                 links={},  # MIG devices cannot use NVLink or peer-to-peer access
                 parent=card.uuid,
-                gpu_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetGpuInstanceId(part)), -1),  # noqa: B023
-                compute_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetComputeInstanceId(part)), -1),  # noqa: B023
+                gpu_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetGpuInstanceId(handle)), -1),
+                compute_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetComputeInstanceId(handle)), -1),
             )
-            devices.append((device, part))
-        return devices
+        )
 
     def _read_links(self, cards: Sequence[tuple[Card, Any]]) -> dict[str, dict[str, str]]:
         """Return how each card reaches each other one: over NVLink with the number of links, or over PCIe."""

@@ -70,7 +70,8 @@ static int begin_device(const struct handle *device, const char *call) {
     if (!device || device < &handles[0][0] || device >= &handles[MAX_CARDS][0]) return INVALID_ARGUMENT;
     linger(get("cards[%d].delayMs", device->card));
     if (device->card >= count_of("cards") || truth(get("cards[%d].lost", device->card))) return GPU_IS_LOST;
-    return error_named(get("cards[%d].failures.%s", device->card, call));
+    error = error_named(get("cards[%d].failures.%s", device->card, call));
+    return error || device->mig < 0 ? error : error_named(get("cards[%d].mig[%d].failures.%s", device->card, device->mig, call));
 }
 
 static int done(int result) {

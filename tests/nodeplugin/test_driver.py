@@ -238,6 +238,13 @@ def test_a_card_in_mig_mode_without_mig_devices_is_not_listed(bench: Bench) -> N
     assert bench.cards(gpu(0, migMode=True)) == []
 
 
+@pytest.mark.parametrize("call", ["uuid", "name"])
+def test_a_mig_device_that_cannot_be_read_hides_no_other(bench: Bench, call: str) -> None:
+    """Neither of its card nor of others."""
+    broken = part(0) | {"failures": {call: "gpu_is_lost"}}
+    assert [each.uuid for each in bench.cards(gpu(0, mig=[broken, part(1)]), gpu(1))] == ["MIG-1", "GPU-1"]
+
+
 def test_a_mig_device_fails_with_its_card(bench: Bench) -> None:
     """Checks include the card, and XIDs are reported for the card."""
     first, _ = bench.cards(gpu(0, mig=[part(0), part(1)]))
