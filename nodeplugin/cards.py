@@ -16,6 +16,7 @@ from vcuda.isolation import NO_ISOLATION, Isolation
 
 UNKNOWN_MODEL = "unknown"
 MISSING = "missing: the driver no longer lists it"
+NOTHING_UNREADABLE: Mapping[int, str] = {}
 NO_DRIVER = "missing: the driver does not list any card"
 
 
@@ -115,11 +116,17 @@ class NodeCards:
         self._faults: dict[str, str] = {}
         self._cordons: dict[str, str] = {}
 
-    def update(self, listed: Iterable[Card]) -> None:
-        """Store the cards that the driver lists now; all other known cards become missing."""
+    def update(self, listed: Iterable[Card], unreadable: Mapping[int, str] = NOTHING_UNREADABLE) -> None:
+        """Store the cards that the driver lists now.
+
+        All other known cards become missing, except at an index that could not be read: there they are only unhealthy,
+        for the reason given.
+        """
         with self._lock:
             cards = {card.uuid: card for card in listed}
-            self._absent = dict.fromkeys(self._cards.keys() - cards.keys(), MISSING)
+            self._absent = {
+                uuid: unreadable.get(card.index, MISSING) for uuid, card in self._cards.items() if uuid not in cards
+            }
             self._cards |= cards
 
     def mark_missing(self) -> bool:

@@ -6,7 +6,7 @@ gives no answer for too long, they count as missing.
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 import structlog
@@ -57,6 +57,8 @@ class CardDiscovery:
         # Empty once the driver is open: readiness shows it.
         self.error = "the NVIDIA driver is not loaded yet"
         self.version = ""
+        # Indexes whose card could not be read the last time.
+        self._unreadable: Mapping[int, str] = {}
         # Inode and modification time of the driver library that this process has loaded.
         self._library: tuple[int, int] | None = None
         # Since when the driver is being asked; None while it is not.
@@ -110,7 +112,7 @@ class CardDiscovery:
                 self._asked_at = None
                 self._has_listed.set()
             self._on_change()
-            is_incomplete = bool(self.error or self._node_cards.missing())
+            is_incomplete = bool(self.error or self._unreadable or self._node_cards.missing())
             self._stopping.wait(REDISCOVER_SOON_S if is_incomplete else REDISCOVER_S)
 
     def list_cards(self) -> None:
@@ -119,7 +121,7 @@ class CardDiscovery:
             self._check_library()
             if self.error:
                 self._driver.open()
-            cards = self._driver.cards()
+            listed = self._driver.cards()
             version = self._driver.version()
         except DriverError as error:
             if str(error) != self.error:
@@ -132,10 +134,11 @@ class CardDiscovery:
         if version != self.version:
             self.version = version
             self._on_version()
+        cards, self._unreadable = listed.cards, listed.unreadable
         if problem := device_list_problem(cards, self._unit_mib):
             raise CannotServe(problem)
         before = self._node_cards.cards()
-        self._node_cards.update(cards)
+        self._node_cards.update(cards, listed.unreadable)
         self._forget_repartitioned(cards)
         if before != self._node_cards.cards():
             self._log.info("cards_discovered", cards=[f"{card.index}: {card.product}" for card in cards])

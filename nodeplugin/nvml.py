@@ -1,14 +1,13 @@
 """The NVIDIA driver, through NVML: which cards there are, whether they work, and what runs on them.
 
-Not every driver and card supports every call, so a value whose call fails is left at its default. Only a card that does
-not even report uuid and name is left out.
+Not every driver and card supports every call, so a value whose call fails is left at its default.
 """
 
 import ctypes
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -19,16 +18,13 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nodeplugin.card_reader import CardReader, CardReading, Values
 from nodeplugin.cards import Card
 from vcuda.memory_units import MIB
 
 LIBRARY = "libnvidia-ml.so.1"
 # nvmlGpuTopologyLevel_t, with the names of `nvidia-smi topo`.
 PATHS = {0: "board", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
-# NVML_NVLINK_DEVICE_TYPE_SWITCH
-NVLINK_SWITCH = 2
-# NVML_NVLINK_MAX_LINKS of the newest driver.
-MAX_NVLINKS = 36
 # In events: the whole card, not an instance of it.
 NO_INSTANCE = 0xFFFFFFFF
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from r565 on, and its value for none.
@@ -75,6 +71,13 @@ class MemoryLimits(Struct, frozen=True):
     hard_bytes: int
 
 
+class CardList(Struct, frozen=True):
+    """The cards that the driver lists, and by index why it could not be read which others there are."""
+
+    cards: tuple[Card, ...]
+    unreadable: Mapping[int, str] = {}
+
+
 class CardCheck(Struct, frozen=True):
     """Why a card does not respond; empty if it does. `is_away`: it is being reset, or gone, and not only slow."""
 
@@ -112,8 +115,12 @@ class Driver:
         self._handles: dict[str, Any] = {}
         # By the address of a handle: a card that is lost no longer reports the uuid of its handle.
         self._uuids: dict[int, str] = {}
-        # What does not change while a card is there, so that a discovery asks for it once.
-        self._known: dict[str, Card] = {}
+        # The last reading of each card, and the PCIe path between each two: what cannot change is not asked again.
+        self._known: dict[str, CardReading] = {}
+        self._paths: dict[tuple[str, str], str] = {}
+        self._reader = CardReader(bindings)
+        # What could not be read the last time, by index.
+        self._problems: dict[int, str] = {}
         self.is_open = False
         self._events: Any = None
         # A function that the library lacks is reported in two ways, one of which is no NVMLError.
@@ -153,31 +160,41 @@ class Driver:
         """Return the driver's version, such as 550.54.15; empty if it does not report one."""
         return str(self._call(self._nvml.nvmlSystemGetDriverVersion, "") or "")
 
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> CardList:
         """List all cards. A card in MIG mode is listed as its MIG devices; without any, it is not listed."""
         try:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
             # Not an empty list: that would make every card missing.
             raise DriverError(f"the NVIDIA driver does not report the number of cards: {error}") from None
-        physical: list[tuple[Card, Any]] = []
+        readings: list[CardReading] = []
+        problems: dict[int, str] = {}
+        away: set[int] = set()
         for index in range(count):
             try:
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                physical.append((self._find_card(handle, index), handle))
+                reading = self._reader.read(index, self._known)
             except self._nvml.NVMLError as error:
-                self._log.warning("card_unreadable", index=index, error=str(error))
-        if {card.uuid for card, _ in physical} != {card.uuid for card in self._known.values() if not card.is_mig}:
-            links = self._read_links(physical)
-            physical = [(replace(card, links=links[card.uuid]), handle) for card, handle in physical]
-        listed: list[tuple[Card, Any]] = []
-        for card, handle in physical:
-            listed += self._read_mig_devices(card, handle) if self._is_in_mig_mode(handle) else [(card, handle)]
+                problems[index] = f"driver error: {error}"
+                if error.value in self._away_errors:
+                    away.add(index)
+                continue
+            readings.append(reading)
+            if reading.problem:
+                problems[index] = reading.problem
+        if problems != self._problems:
+            self._log.warning("cards_unreadable", problems=problems)
+            self._problems = problems
+        self._known |= {each.card.uuid: each for each in readings}
         # Physical cards in MIG mode included: XIDs are reported for them.
-        self._known = {card.uuid: card for card, _ in (*physical, *listed)}
-        self._handles = {card.uuid: handle for card, handle in (*physical, *listed)}
-        self._uuids = {handle_address(handle): card.uuid for card, handle in physical}
-        return tuple(card for card, _ in listed)
+        self._handles |= {
+            card.uuid: handle for each in readings for card, handle in ((each.card, each.handle), *each.parts)
+        }
+        self._uuids |= {handle_address(each.handle): each.card.uuid for each in readings}
+        links = self._links_between(readings)
+        return CardList(
+            tuple(replace(card, links=links.get(card.uuid, {})) for each in readings for card, _ in each.offered),
+            {index: problem for index, problem in problems.items() if index not in away},
+        )
 
     def check_card(self, card: Card) -> CardCheck:
         """Check whether a card responds. A MIG device is checked together with its card."""
@@ -278,107 +295,27 @@ class Driver:
         except self._errors:
             return default
 
-    def _find_card(self, handle: Any, index: int) -> Card:  # noqa: ANN401 - an opaque handle of NVML's
-        known = self._known.get(str(self._nvml.nvmlDeviceGetUUID(handle)))
-        return known if known is not None and known.index == index else self._read_card(handle, index)
-
-    def _read_card(self, handle: Any, index: int) -> Card:  # noqa: ANN401
-        capability = self._call(lambda: self._nvml.nvmlDeviceGetCudaComputeCapability(handle), ())
-        pci = self._call(lambda: self._nvml.nvmlDeviceGetPciInfo(handle), None)
-        bus_id = str(pci.busId) if pci is not None else ""
-        return Card(
-            uuid=str(self._nvml.nvmlDeviceGetUUID(handle)),
-            index=index,
-            minor=self._call(lambda: int(self._nvml.nvmlDeviceGetMinorNumber(handle)), index),
-            product=str(self._nvml.nvmlDeviceGetName(handle)),
-            memory_mib=self._usable_mib(handle),
-            capability=".".join(map(str, capability)),
-            numa=self._read_numa_node(handle, bus_id),
-            bus_id=bus_id,
-        )
-
-    def _usable_mib(self, handle: Any) -> int:  # noqa: ANN401
-        """Return the memory that containers can have: without what the driver reserves; 0 if it is not reported."""
-        version = self._nvml.nvmlMemory_v2
-        memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle, version), None)
-        if memory is not None:
-            return (int(memory.total) - int(memory.reserved)) // MIB
-        # Before r510, where the total does not include it.
-        memory = self._call(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle), None)
-        return 0 if memory is None else int(memory.total) // MIB
-
-    def _read_numa_node(self, handle: Any, bus_id: str) -> int | None:  # noqa: ANN401
-        # The kernel knows it for every PCI device, NVML only with newer drivers. sysfs writes PCI domains with four
-        # digits, NVML with eight. A node of -1 means that the machine has no NUMA information.
-        domain, _, rest = bus_id.lower().partition(":")
-        file = Path("/sys/bus/pci/devices") / f"{domain[-4:]}:{rest}" / "numa_node"
-        with suppress(OSError, ValueError):
-            node = int(file.read_text())
-            return node if node >= 0 else None
-        node = self._call(lambda: int(self._nvml.nvmlDeviceGetNumaNodeId(handle)), -1)
-        return node if node >= 0 else None
-
-    def _is_in_mig_mode(self, handle: Any) -> bool:  # noqa: ANN401
-        return bool(self._call(lambda: self._nvml.nvmlDeviceGetMigMode(handle)[0], 0))
-
-    def _read_mig_devices(self, card: Card, handle: Any) -> list[tuple[Card, Any]]:  # noqa: ANN401
-        devices = []
-        for number in range(self._call(lambda: int(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
-            part = self._call(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), None)  # noqa: B023
-            if part is None:
-                continue
-            try:
-                devices.append((self._read_mig_device(card, part), part))
-            except self._nvml.NVMLError as error:
-                self._log.warning("mig_device_unreadable", card=card.uuid, number=number, error=str(error))
-        return devices
-
-    def _read_mig_device(self, card: Card, handle: Any) -> Card:  # noqa: ANN401
-        uuid = str(self._nvml.nvmlDeviceGetUUID(handle))
-        known = self._known.get(uuid)
-        return (
-            known
-            if known is not None and known.index == card.index
-            else replace(
-                card,
-                uuid=uuid,
-                product=str(self._nvml.nvmlDeviceGetName(handle)),
-                memory_mib=self._usable_mib(handle),
-                links={},  # MIG devices cannot use NVLink or peer-to-peer access
-                parent=card.uuid,
-                gpu_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetGpuInstanceId(handle)), -1),
-                compute_instance=self._call(lambda: int(self._nvml.nvmlDeviceGetComputeInstanceId(handle)), -1),
-            )
-        )
-
-    def _read_links(self, cards: Sequence[tuple[Card, Any]]) -> dict[str, dict[str, str]]:
+    def _links_between(self, readings: Sequence[CardReading]) -> dict[str, dict[str, str]]:
         """Return how each card reaches each other one: over NVLink with the number of links, or over PCIe."""
-        nvlinks = {card.uuid: self._count_nvlinks(handle) for card, handle in cards}
-        links: dict[str, dict[str, str]] = {card.uuid: {} for card, _ in cards}
-        for (card, handle), (other, other_handle) in combinations(cards, 2):
-            (to_switch, to_card), (other_to_switch, _) = nvlinks[card.uuid], nvlinks[other.uuid]
+        links: dict[str, dict[str, str]] = {each.card.uuid: {} for each in readings}
+        for one, other in combinations(readings, 2):
             # Any card reaches any other through an NVSwitch, as fast as the one with fewer links.
-            count = to_card.get(other.bus_id, 0) + min(to_switch, other_to_switch)
-            path = self._call(lambda: self._nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other_handle), None)  # noqa: B023
-            link = f"nvlink{count}" if count else PATHS.get(path, "")
-            if link:
-                links[card.uuid][other.uuid] = links[other.uuid][card.uuid] = link
+            switched = min(one.nvlinks.to_switch, other.nvlinks.to_switch)
+            count = one.nvlinks.to_card.get(other.card.bus_id, 0) + switched
+            if link := f"nvlink{count}" if count else self._pcie_path(one, other):
+                links[one.card.uuid][other.card.uuid] = links[other.card.uuid][one.card.uuid] = link
         return links
 
-    def _count_nvlinks(self, handle: Any) -> tuple[int, dict[str, int]]:  # noqa: ANN401
-        """Count the active NVLinks of a card: those to switches, and those to other cards by their bus id."""
-        to_switch, to_card = 0, dict[str, int]()
-        for link in range(MAX_NVLINKS):
-            try:
-                if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
-                    continue
-            except self._errors:
-                continue  # a link that the board does not use; the next ones may be there
-            if self._call(lambda: self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link), 0) == NVLINK_SWITCH:  # noqa: B023
-                to_switch += 1
-            elif remote := self._call(lambda: self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link), None):  # noqa: B023
-                to_card[str(remote.busId)] = to_card.get(str(remote.busId), 0) + 1
-        return to_switch, to_card
+    def _pcie_path(self, one: CardReading, other: CardReading) -> str:
+        pair, values = (one.card.uuid, other.card.uuid), Values(self._nvml)
+        if pair not in self._paths:
+            level = values.optional(
+                lambda: int(self._nvml.nvmlDeviceGetTopologyCommonAncestor(one.handle, other.handle)), -1
+            )
+            if not values.is_complete:
+                return ""
+            self._paths[pair] = PATHS.get(level, "")
+        return self._paths[pair]
 
     def _list_processes(self, handle: Any, kind: str) -> Sequence[Any] | None:  # noqa: ANN401
         """List the processes of one kind, by the newest function that the library has: before r510, version 2.

@@ -14,7 +14,7 @@ from nodeplugin.cards import MISSING, NO_DRIVER, Card, NodeCards
 from nodeplugin.checkpoint import CHECKPOINT_FILE, AllocationCheckpoint, write_checkpoint
 from nodeplugin.discovery import CannotServe, CardDiscovery
 from nodeplugin.host_driver import HostDriver
-from nodeplugin.nvml import Driver, DriverError
+from nodeplugin.nvml import CardList, Driver, DriverError
 from nodeplugin.service import Service, boot_id
 from settings.configuration import Configuration, MonitorSettings, NodePluginSettings
 from tests.nodeplugin.builders import card, mig_part
@@ -28,6 +28,7 @@ class SlowDriver(Driver):
     def __init__(self, *cards: Card) -> None:
         super().__init__()
         self.listed, self.error = cards, ""
+        self.unreadable: dict[int, str] = {}
         self.may_answer = threading.Event()
 
     def open(self) -> "SlowDriver":
@@ -38,11 +39,11 @@ class SlowDriver(Driver):
     def version(self) -> str:
         return "550.54.15"
 
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> CardList:
         assert self.may_answer.wait(60)
         if self.error:
             raise DriverError(self.error)
-        return self.listed
+        return CardList(self.listed, self.unreadable)
 
 
 class Found:
@@ -148,6 +149,17 @@ def test_slices_that_were_removed_are_forgotten_and_reported(driver: SlowDriver,
     found.discovery.list_cards()
     assert found.faults() == {"MIG-2": "", "GPU-1": MISSING}
     assert found.forgotten == {"MIG-1"}
+
+
+def test_a_card_that_cannot_be_read_is_unhealthy_and_not_missing(driver: SlowDriver, tmp_path: Path) -> None:
+    """Nor are slices forgotten beside which one could not be read."""
+    driver.may_answer.set()
+    driver.listed, driver.unreadable = (mig_part(2),), {0: "driver error: Timeout", 1: "driver error: Unknown Error"}
+    found = Found(driver, tmp_path, (card(1), mig_part(1), mig_part(2)))
+    found.discovery.list_cards()
+    assert found.faults() == {"MIG-1": "driver error: Timeout", "MIG-2": "", "GPU-1": "driver error: Unknown Error"}
+    assert found.node_cards.missing() == set()
+    assert not found.forgotten
 
 
 def service_on(folder: Path, driver: Driver) -> Service:

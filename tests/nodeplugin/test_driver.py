@@ -49,7 +49,7 @@ class Bench:
     def cards(self, *cards: Described, **others: Any) -> list[Card]:
         """The cards that the driver lists for a described machine."""
         self.open(machine(*cards, **others))
-        return list(self.driver.cards())
+        return list(self.driver.cards().cards)
 
 
 @pytest.fixture
@@ -85,12 +85,6 @@ def test_a_card_is_read_with_all_its_attributes(bench: Bench) -> None:
 def test_index_and_minor_are_independent(bench: Bench) -> None:
     """The driver orders cards by bus, the kernel numbers device nodes in the order of detection."""
     assert [(each.index, each.minor) for each in bench.cards(gpu(0, minor=1), gpu(1, minor=0))] == [(0, 1), (1, 0)]
-
-
-def test_the_minor_defaults_to_the_index(bench: Bench) -> None:
-    """They are the same on most machines."""
-    cards = (gpu(index, minor=5, failures={"minor": "not_supported"}) for index in range(2))
-    assert [each.minor for each in bench.cards(*cards)] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +140,7 @@ def test_a_machine_may_have_no_card(bench: Bench) -> None:
 def test_cards_are_listed_again_on_every_call(bench: Bench) -> None:
     bench.cards(gpu(0))
     bench.change(machine(gpu(0), gpu(1)))
-    assert [each.uuid for each in bench.driver.cards()] == ["GPU-0", "GPU-1"]
+    assert [each.uuid for each in bench.driver.cards().cards] == ["GPU-0", "GPU-1"]
 
 
 # Links.
@@ -173,7 +167,7 @@ def test_nvlinks_are_counted(bench: Bench, count: int) -> None:
 def test_the_path_of_undescribed_links_follows_from_the_numa_nodes(bench: Bench) -> None:
     assert links_between(bench, gpu(0, numa=0), gpu(1, numa=0)) == ("node", "node")
     bench.change(machine(gpu(2, numa=0), gpu(3, numa=1)))
-    assert [each.links for each in bench.driver.cards()] == [{"GPU-3": "sys"}, {"GPU-2": "sys"}]
+    assert [each.links for each in bench.driver.cards().cards] == [{"GPU-3": "sys"}, {"GPU-2": "sys"}]
 
 
 def test_cards_reach_each_other_through_an_nvswitch(bench: Bench) -> None:
@@ -542,7 +536,7 @@ def list_cards(bench: Bench) -> ListCards:
     def read(text: str) -> Listing:
         bench.change(machine(gpu(0)))
         (bench.folder / fake.DESCRIPTION).write_text(text)
-        cards = bench.driver.open().cards()
+        cards = bench.driver.open().cards().cards
         return [(each.uuid, each.minor, each.memory_mib, each.numa, each.product) for each in cards]
 
     return read
@@ -556,13 +550,13 @@ def test_descriptions_are_read_as_yaml(list_cards: ListCards, text: str) -> None
 
 @pytest.mark.parametrize("text", FOR_DESCRIBE.values(), ids=FOR_DESCRIBE.keys())
 def test_install_converts_other_yaml_to_the_supported_form(bench: Bench, text: str) -> None:
-    listed = [(card.uuid, card.minor) for card in bench.open(text).cards()]
+    listed = [(card.uuid, card.minor) for card in bench.open(text).cards().cards]
     assert listed == [(uuid, minor) for uuid, minor, *_ in expected_listing(yaml.safe_load(text))]
 
 
 def test_the_example_is_a_valid_description(bench: Bench) -> None:
     text = Path(fake.__file__).with_name("gpus.yaml").read_text()
-    cards = bench.open(text).cards()
+    cards = bench.open(text).cards().cards
     described = yaml.safe_load(text)
     assert [each.uuid for each in cards] == [described["cards"][0]["uuid"], "MIG-1"]
     assert bench.driver.version() == described["driver"]
@@ -575,7 +569,7 @@ def test_the_environment_can_name_another_description(
     bench.change(machine(gpu(0)))
     (tmp_path / "other.yaml").write_text("cards: [{uuid: GPU-elsewhere}]\n")
     monkeypatch.setenv("QUOTIENT_FAKE_GPUS", str(tmp_path / "other.yaml"))
-    assert [each.uuid for each in bench.driver.open().cards()] == ["GPU-elsewhere"]
+    assert [each.uuid for each in bench.driver.open().cards().cards] == ["GPU-elsewhere"]
 
 
 # Drivers before r510, and what is asked once.
@@ -608,15 +602,71 @@ def test_what_cannot_change_is_asked_once(bench: Bench, monkeypatch: pytest.Monk
     calls = count_calls(monkeypatch)
     cards = bench.driver.cards()
     first = len(calls)
-    assert first < 16 * (36 + 2 * 12 + 10) + 16 * 15
+    assert first < 16 * (36 + 2 * 12 + 11) + 16 * 15
     assert bench.driver.cards() == cards
-    assert len(calls) - first <= 1 + 4 * 16
+    assert len(calls) - first <= 1 + (4 + 36) * 16
+
+
+@pytest.mark.parametrize("call", ["minor", "memory", "name", "mig"])
+def test_a_card_that_cannot_be_read_once_is_left_out_and_not_guessed(bench: Bench, call: str) -> None:
+    """The minor number 0 is that of the other card: containers of both would get the same device node."""
+    bench.open(machine(gpu(0, minor=1, failures={call: "timeout"}), gpu(1, minor=0)))
+    listed = bench.driver.cards()
+    assert [each.uuid for each in listed.cards] == ["GPU-1"]
+    assert listed.unreadable == {0: "driver error: Timeout"}
+    bench.change(machine(gpu(0, minor=1), gpu(1, minor=0)))
+    listed = bench.driver.cards()
+    assert [(each.uuid, each.minor, each.memory_mib) for each in listed.cards] == [
+        ("GPU-0", 1, 40960),
+        ("GPU-1", 0, 40960),
+    ]
+    assert listed.unreadable == {}
+
+
+def test_an_attribute_that_could_not_be_read_is_asked_again(bench: Bench) -> None:
+    failing = gpu(0, numa=1, failures={"capability": "timeout", "numa": "timeout", "pci": "timeout"})
+    (first,) = bench.cards(failing)
+    assert (first.capability, first.bus_id, first.numa) == ("", "", None)
+    bench.change(machine(gpu(0, numa=1)))
+    (second,) = bench.driver.cards().cards
+    assert (second.capability, second.bus_id, second.numa) == ("8.0", "0000EEEE:01:00.0", 1)
+
+
+def test_a_card_that_gets_another_device_node_is_listed_with_it(bench: Bench) -> None:
+    bench.cards(gpu(0, minor=0))
+    bench.change(machine(gpu(0, minor=3)))
+    assert [each.minor for each in bench.driver.cards().cards] == [3]
+
+
+@pytest.mark.parametrize("link", [{"nvlink": 4}, {"path": "pix"}], ids=["trained late", "timed out"])
+def test_links_that_appear_later_are_listed(bench: Bench, link: Described) -> None:
+    """The Fabric Manager may start after the plugin."""
+    failures = {"topology": "timeout"} if "path" in link else None
+    assert links_between(bench, gpu(0, failures=failures), gpu(1, failures=failures))[0] == ("" if failures else "sys")
+    bench.change(machine(gpu(0), gpu(1), links=[{"a": 0, "b": 1, **link}]))
+    expected = "nvlink4" if "nvlink" in link else "pix"
+    assert [list(each.links.values()) for each in bench.driver.cards().cards] == [[expected], [expected]]
+
+
+def test_links_whose_state_cannot_be_read_stay_as_they_were(bench: Bench) -> None:
+    links = [{"a": 0, "b": 1, "nvlink": 4}]
+    assert links_between(bench, gpu(0), gpu(1), nvlink=4) == ("nvlink4", "nvlink4")
+    bench.change(machine(gpu(0, failures={"nvlink": "timeout"}), gpu(1), links=links))
+    assert [list(each.links.values()) for each in bench.driver.cards().cards] == [["nvlink4"], ["nvlink4"]]
+
+
+def test_a_mig_device_whose_instance_cannot_be_read_is_left_out_until_it_can(bench: Bench) -> None:
+    broken = part(0) | {"failures": {"mig": "timeout"}}
+    assert [each.uuid for each in bench.cards(gpu(0, mig=[broken, part(1)]))] == ["MIG-1"]
+    assert bench.driver.cards().unreadable == {0: "driver error: Timeout"}
+    bench.change(machine(gpu(0, mig=[part(0), part(1)])))
+    assert [each.gpu_instance for each in bench.driver.cards().cards] == [7, 8]
 
 
 def test_a_replaced_card_is_read_again(bench: Bench) -> None:
     bench.cards(gpu(0), gpu(1))
     bench.change(machine(gpu(0), gpu(2, product="Tesla T4", memoryMiB=15360)))
-    assert [(each.uuid, each.memory_mib) for each in bench.driver.cards()] == [("GPU-0", 40960), ("GPU-2", 15360)]
+    assert [(each.uuid, each.memory_mib) for each in bench.driver.cards().cards] == [("GPU-0", 40960), ("GPU-2", 15360)]
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -633,7 +683,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_an_xid_of_a_mig_device_names_its_instances(bench: Bench) -> None:
     bench.open(machine(gpu(0, mig=[part(0), part(1)])))
-    bench.driver.subscribe(bench.driver.cards())
+    bench.driver.subscribe(bench.driver.cards().cards)
     bench.change(machine(gpu(0, mig=[part(0), part(1)]), events=[{"card": 0, "xid": 94, "gi": 8, "ci": 1}]))
     assert bench.driver.wait_for_xid(5.0) == XidEvent("GPU-0", 94, 8, 1)
 
@@ -709,7 +759,7 @@ def test_a_limit_that_cannot_be_set_is_an_error(
 ) -> None:
     """It names the card, and the driver's own reason."""
     bench.cards(gpu(0), gpu(1, mig=[part(0)]), **({"driver": R615} | others))
-    uuid = bench.driver.cards()[1].uuid if uuid.startswith("MIG") else uuid
+    uuid = bench.driver.cards().cards[1].uuid if uuid.startswith("MIG") else uuid
     with pytest.raises(DriverError, match=f"memory of GPU {uuid}: .*{reason}"):
         bench.driver.set_memory_limits(uuid, tmp_path, HALF)
 
