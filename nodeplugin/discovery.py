@@ -1,7 +1,7 @@
 """Finds the cards of this node, on a thread of its own: a driver can take minutes, or never answer.
 
 The plugin serves the cards of the last run meanwhile, as the kubelet and running pods know them. If the driver fails or
-gives no answer for too long, they count as missing.
+does not even say how many cards there are, they count as missing; a single card that does not answer is unhealthy.
 """
 
 import threading
@@ -61,7 +61,7 @@ class CardDiscovery:
         self._unreadable: Mapping[int, str] = {}
         # Inode and modification time of the driver library that this process has loaded.
         self._library: tuple[int, int] | None = None
-        # Since when the driver is being asked; None while it is not.
+        # Since when the driver is being asked for more than single cards; None while it is not.
         self._asked_at: float | None = None
         self._has_listed = threading.Event()
         self._stopping = threading.Event()
@@ -121,8 +121,10 @@ class CardDiscovery:
             self._check_library()
             if self.error:
                 self._driver.open()
-            listed = self._driver.cards()
-            version = self._driver.version()
+            version, count = self._driver.version(), self._driver.count_cards()
+            # From here on the driver answers, if not for every card.
+            self._asked_at = None
+            listed = self._driver.read_cards(count)
         except DriverError as error:
             if str(error) != self.error:
                 self._log.error("driver_unavailable", error=str(error))

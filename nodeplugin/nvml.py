@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +21,14 @@ from msgspec.structs import replace
 
 from nodeplugin.card_reader import CardReader, CardReading, Values
 from nodeplugin.cards import Card
+from nodeplugin.parallel_calls import ParallelCalls
 from vcuda.memory_units import MIB
 
 LIBRARY = "libnvidia-ml.so.1"
 # nvmlGpuTopologyLevel_t, with the names of `nvidia-smi topo`.
 PATHS = {0: "board", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
+# How long a list waits for cards while none answers. The first call for a card may take some seconds.
+CARD_ANSWER_S = 10.0
 # In events: the whole card, not an instance of it.
 NO_INSTANCE = 0xFFFFFFFF
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from r565 on, and its value for none.
@@ -119,6 +123,8 @@ class Driver:
         self._known: dict[str, CardReading] = {}
         self._paths: dict[tuple[str, str], str] = {}
         self._reader = CardReader(bindings)
+        self._reads: ParallelCalls[CardReading] = ParallelCalls("card")
+        self._path_reads: ParallelCalls[dict[tuple[str, str], str]] = ParallelCalls("paths")
         # What could not be read the last time, by index.
         self._problems: dict[int, str] = {}
         self.is_open = False
@@ -160,19 +166,30 @@ class Driver:
         """Return the driver's version, such as 550.54.15; empty if it does not report one."""
         return str(self._call(self._nvml.nvmlSystemGetDriverVersion, "") or "")
 
-    def cards(self) -> CardList:
-        """List all cards. A card in MIG mode is listed as its MIG devices; without any, it is not listed."""
+    def count_cards(self) -> int:
+        """Count the cards; like `open`, this returns late or never where a driver hangs as a whole."""
         try:
-            count = self._nvml.nvmlDeviceGetCount()
+            return int(self._nvml.nvmlDeviceGetCount())
         except self._nvml.NVMLError as error:
             # Not an empty list: that would make every card missing.
             raise DriverError(f"the NVIDIA driver does not report the number of cards: {error}") from None
+
+    def read_cards(self, count: int) -> CardList:
+        """List the cards with these indexes, except those that do not answer for CARD_ANSWER_S.
+
+        A card in MIG mode is listed as its MIG devices; without any, it is not listed.
+        """
+        calls = {str(index): partial(self._reader.read, index, self._known) for index in range(count)}
+        answers = self._reads.gather(calls, CARD_ANSWER_S)
         readings: list[CardReading] = []
         problems: dict[int, str] = {}
         away: set[int] = set()
         for index in range(count):
+            if (answer := answers.get(str(index))) is None:
+                problems[index] = f"no answer from the driver for {CARD_ANSWER_S:.0f} s"
+                continue
             try:
-                reading = self._reader.read(index, self._known)
+                reading = answer.result()
             except self._nvml.NVMLError as error:
                 problems[index] = f"driver error: {error}"
                 if error.value in self._away_errors:
@@ -184,12 +201,16 @@ class Driver:
         if problems != self._problems:
             self._log.warning("cards_unreadable", problems=problems)
             self._problems = problems
+        # Of a card that could not be read now, the last reading; of one that is gone none: another may have its handle.
+        self._known = {uuid: each for uuid, each in self._known.items() if each.card.index in problems}
         self._known |= {each.card.uuid: each for each in readings}
         # Physical cards in MIG mode included: XIDs are reported for them.
-        self._handles |= {
-            card.uuid: handle for each in readings for card, handle in ((each.card, each.handle), *each.parts)
+        self._handles = {
+            card.uuid: handle
+            for each in self._known.values()
+            for card, handle in ((each.card, each.handle), *each.parts)
         }
-        self._uuids |= {handle_address(each.handle): each.card.uuid for each in readings}
+        self._uuids = {handle_address(each.handle): each.card.uuid for each in self._known.values()}
         links = self._links_between(readings)
         return CardList(
             tuple(replace(card, links=links.get(card.uuid, {})) for each in readings for card, _ in each.offered),
@@ -297,25 +318,34 @@ class Driver:
 
     def _links_between(self, readings: Sequence[CardReading]) -> dict[str, dict[str, str]]:
         """Return how each card reaches each other one: over NVLink with the number of links, or over PCIe."""
+        self._read_paths(readings)
         links: dict[str, dict[str, str]] = {each.card.uuid: {} for each in readings}
         for one, other in combinations(readings, 2):
             # Any card reaches any other through an NVSwitch, as fast as the one with fewer links.
             switched = min(one.nvlinks.to_switch, other.nvlinks.to_switch)
             count = one.nvlinks.to_card.get(other.card.bus_id, 0) + switched
-            if link := f"nvlink{count}" if count else self._pcie_path(one, other):
+            if link := f"nvlink{count}" if count else self._paths.get((one.card.uuid, other.card.uuid), ""):
                 links[one.card.uuid][other.card.uuid] = links[other.card.uuid][one.card.uuid] = link
         return links
 
-    def _pcie_path(self, one: CardReading, other: CardReading) -> str:
-        pair, values = (one.card.uuid, other.card.uuid), Values(self._nvml)
-        if pair not in self._paths:
-            level = values.optional(
-                lambda: int(self._nvml.nvmlDeviceGetTopologyCommonAncestor(one.handle, other.handle)), -1
-            )
-            if not values.is_complete:
-                return ""
-            self._paths[pair] = PATHS.get(level, "")
-        return self._paths[pair]
+    def _read_paths(self, readings: Sequence[CardReading]) -> None:
+        unknown: dict[str, list[tuple[CardReading, CardReading]]] = {}
+        for one, other in combinations(readings, 2):
+            if (one.card.uuid, other.card.uuid) not in self._paths:
+                unknown.setdefault(one.card.uuid, []).append((one, other))
+        calls = {uuid: partial(self._paths_between, pairs) for uuid, pairs in unknown.items()}
+        for answer in self._path_reads.gather(calls, CARD_ANSWER_S).values():
+            self._paths |= answer.result()
+
+    def _paths_between(self, pairs: Sequence[tuple[CardReading, CardReading]]) -> dict[tuple[str, str], str]:
+        paths = {}
+        for one, other in pairs:
+            values = Values(self._nvml)
+            ancestor = partial(self._nvml.nvmlDeviceGetTopologyCommonAncestor, one.handle, other.handle)
+            path = PATHS.get(values.optional(ancestor, None), "")
+            if values.is_complete:
+                paths[one.card.uuid, other.card.uuid] = path
+        return paths
 
     def _list_processes(self, handle: Any, kind: str) -> Sequence[Any] | None:  # noqa: ANN401
         """List the processes of one kind, by the newest function that the library has: before r510, version 2.

@@ -38,8 +38,8 @@ static const struct { const char *name; unsigned level; } PATHS[] = {
 #define NO_INSTANCE 0xFFFFFFFF
 
 static int initialized;
-/* Guards everything here and the description. Every NVML call holds it from begin() to done(), so delayMs blocks all callers, as a driver
- * does that hangs in one card. */
+/* Guards everything here and the description. Every NVML call holds it from begin() to done(), except while it lingers
+ * for delayMs: a card may hang while others answer. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Handles are fixed addresses, so that they stay valid when the file changes; mig is -1 for the card itself. */
@@ -53,8 +53,14 @@ static int error_named(const char *value) {
     return (int)number(value, UNKNOWN);
 }
 
-static void linger(const char *milliseconds) {
-    if (milliseconds) usleep((useconds_t)(1000 * number(milliseconds, 0)));
+/* Wait for delayMs, which ends early when the file says so: a card that hangs may answer at last. */
+static void linger(int card) {
+    for (unsigned long long waited = 0; waited < number(get("cards[%d].delayMs", card), 0); waited += 10) {
+        pthread_mutex_unlock(&lock);
+        usleep(10000);
+        pthread_mutex_lock(&lock);
+        load_description();
+    }
 }
 
 /* Start a call: take the lock, read the file, and return the error that the file configures for it. */
@@ -68,7 +74,7 @@ static int begin_device(const struct handle *device, const char *call) {
     int error = begin(call);
     if (error) return error;
     if (!device || device < &handles[0][0] || device >= &handles[MAX_CARDS][0]) return INVALID_ARGUMENT;
-    linger(get("cards[%d].delayMs", device->card));
+    linger(device->card);
     if (device->card >= count_of("cards") || truth(get("cards[%d].lost", device->card))) return GPU_IS_LOST;
     error = error_named(get("cards[%d].failures.%s", device->card, call));
     return error || device->mig < 0 ? error : error_named(get("cards[%d].mig[%d].failures.%s", device->card, device->mig, call));
@@ -143,6 +149,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct handle **device) {
     int error = begin("handle");
     if (!error && index >= (unsigned)count_of("cards")) error = INVALID_ARGUMENT;
+    if (!error) linger((int)index);
     if (!error && truth(get("cards[%u].lost", index))) error = GPU_IS_LOST;
     if (!error) *device = &handles[index][0];
     return done(error);
@@ -153,6 +160,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device) {
     for (int card = 0; card < count_of("cards"); card++) {
         const char *found = get("cards[%d].uuid", card);
         if (found && !strcmp(found, uuid)) {
+            linger(card);
             *device = &handles[card][0];
             return done(truth(get("cards[%d].lost", card)) ? GPU_IS_LOST : SUCCESS);
         }

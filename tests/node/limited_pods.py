@@ -63,7 +63,7 @@ class LimitedPods:
         self.hook.install()
         fake.install(self.library, description())
         self.driver = Driver(self.library / "libnvidia-ml.so.1", load_bindings()).open()
-        self.driver.cards()
+        self.driver.read_cards(self.driver.count_cards())
         self.containers: dict[str, LimitedContainer] = {}
         limiter = MemoryLimiter(self.driver, Path("/"), lambda: self.containers, inside / "proc")
         self._server = MemoryLimitServer(self.hook.socket, limiter.apply)

@@ -31,7 +31,7 @@ class LimitedNode:
         self.hook.install()
         fake.install(self.library, description())
         self.driver = Driver(self.library / "libnvidia-ml.so.1", load_bindings()).open()
-        self.driver.cards()
+        self.driver.read_cards(self.driver.count_cards())
         self.containers = {TOKEN: LimitedContainer(UID, "team/train", "a", {"GPU-0": LIMIT_MIB})}
         self.server: MemoryLimitServer | None = None
         self.asked: list[tuple[str, int, str]] = []

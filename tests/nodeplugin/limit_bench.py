@@ -40,7 +40,7 @@ class LimitBench:
         (self.root / "cgroup.subtree_control").write_text("cpu dmem\n")
         fake.install(self.library, description(**changes))
         self.driver = Driver(self.library / "libnvidia-ml.so.1", load_bindings()).open()
-        self.driver.cards()
+        self.driver.read_cards(self.driver.count_cards())
         self.containers = {
             TOKEN: LimitedContainer(UID, "team/train", "a", {"GPU-0": LIMIT_MIB}),
             OTHER_TOKEN: LimitedContainer(OTHER_UID, "other/train", "a", {"GPU-1": 1024}),

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.in_memory import InMemoryCluster
 from cluster.objects import NODES
-from nodeplugin import discovery
+from nodeplugin import discovery, fake, nvml
 from nodeplugin.cards import MISSING, NO_DRIVER, Card, NodeCards
 from nodeplugin.checkpoint import CHECKPOINT_FILE, AllocationCheckpoint, write_checkpoint
 from nodeplugin.discovery import CannotServe, CardDiscovery
@@ -39,10 +39,13 @@ class SlowDriver(Driver):
     def version(self) -> str:
         return "550.54.15"
 
-    def cards(self) -> CardList:
+    def count_cards(self) -> int:
         assert self.may_answer.wait(60)
         if self.error:
             raise DriverError(self.error)
+        return len(self.listed)
+
+    def read_cards(self, count: int) -> CardList:  # noqa: ARG002 - as many as there are
         return CardList(self.listed, self.unreadable)
 
 
@@ -160,6 +163,27 @@ def test_a_card_that_cannot_be_read_is_unhealthy_and_not_missing(driver: SlowDri
     assert found.faults() == {"MIG-1": "driver error: Timeout", "MIG-2": "", "GPU-1": "driver error: Unknown Error"}
     assert found.node_cards.missing() == set()
     assert not found.forgotten
+
+
+def test_a_card_that_hangs_takes_no_other_off_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the plugin wait for it longer than for a driver that hangs as a whole."""
+    monkeypatch.setattr(nvml, "CARD_ANSWER_S", 1.0)
+    cards = [
+        {"uuid": f"GPU-{index}", "minor": index, "product": "NVIDIA A100", "memoryMiB": 1024} for index in range(4)
+    ]
+    hanging = [each | ({"delayMs": 10_000_000} if each["uuid"] == "GPU-1" else {}) for each in cards]
+    library = fake.install(tmp_path / "driver", {"cards": hanging})
+    found = Found(Driver(library, nvml.load_bindings()), tmp_path, tuple(card(index) for index in range(4)))
+    monkeypatch.setattr(found.discovery, "_check_library", lambda: None)
+    found.discovery.start()
+    no_answer = {"GPU-0": "", "GPU-1": "no answer from the driver for 1 s", "GPU-2": "", "GPU-3": ""}
+    eventually(lambda: found.faults() == no_answer, "the other cards to be listed")
+    found.now += 10 * discovery.HANG_TIMEOUT_S
+    found.discovery.detect_hang()
+    assert found.faults() == no_answer
+    assert found.discovery.problem() == ""
+    fake.describe(tmp_path / "driver", {"cards": cards})
+    found.discovery.stop()
 
 
 def service_on(folder: Path, driver: Driver) -> Service:

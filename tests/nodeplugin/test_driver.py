@@ -9,11 +9,24 @@ import pynvml
 import pytest
 import yaml
 
-from nodeplugin import fake
+from nodeplugin import fake, nvml
 from nodeplugin.cards import Card
-from nodeplugin.nvml import NO_LIMIT, CardCheck, Driver, DriverError, GpuProcess, MeasuredUsage, MemoryLimits, XidEvent
+from nodeplugin.nvml import (
+    NO_LIMIT,
+    CardCheck,
+    CardList,
+    Driver,
+    DriverError,
+    GpuProcess,
+    MeasuredUsage,
+    MemoryLimits,
+    XidEvent,
+)
+from tests.waiting import eventually
 
 Described = Mapping[str, Any]
+
+HOURS = 10_000_000
 
 
 def gpu(index: int, **changes: Any) -> dict[str, Any]:
@@ -48,8 +61,14 @@ class Bench:
 
     def cards(self, *cards: Described, **others: Any) -> list[Card]:
         """The cards that the driver lists for a described machine."""
-        self.open(machine(*cards, **others))
-        return list(self.driver.cards().cards)
+        return self.cards_of(machine(*cards, **others))
+
+    def cards_of(self, description: Described | str) -> list[Card]:
+        self.open(description)
+        return list(self.list_cards().cards)
+
+    def list_cards(self) -> CardList:
+        return self.driver.read_cards(self.driver.count_cards())
 
 
 @pytest.fixture
@@ -132,6 +151,20 @@ def test_a_machine_may_have_cards_of_several_models(bench: Bench) -> None:
     assert [(each.model, each.memory_mib) for each in listed] == [("A100-SXM4-40GB", 40960), ("T4", 15109)]
 
 
+def test_a_card_that_hangs_is_left_out_and_holds_up_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for once, and listed when it answers at last."""
+    monkeypatch.setattr(nvml, "CARD_ANSWER_S", 1.0)
+    bench.open(machine(*(gpu(index, delayMs=HOURS if index == 1 else None) for index in range(4))))
+    listed = bench.list_cards()
+    assert [each.uuid for each in listed.cards] == ["GPU-0", "GPU-2", "GPU-3"]
+    assert listed.unreadable == {1: "no answer from the driver for 1 s"}
+    assert listed.cards[0].links.keys() == {"GPU-2", "GPU-3"}
+    monkeypatch.setattr(nvml, "CARD_ANSWER_S", 3600)
+    assert bench.list_cards().cards == listed.cards
+    bench.change(machine(*(gpu(index) for index in range(4))))
+    eventually(lambda: len(bench.list_cards().cards) == 4, "the card to be listed")
+
+
 def test_a_machine_may_have_no_card(bench: Bench) -> None:
     """This is not an error."""
     assert bench.cards() == []
@@ -140,7 +173,7 @@ def test_a_machine_may_have_no_card(bench: Bench) -> None:
 def test_cards_are_listed_again_on_every_call(bench: Bench) -> None:
     bench.cards(gpu(0))
     bench.change(machine(gpu(0), gpu(1)))
-    assert [each.uuid for each in bench.driver.cards().cards] == ["GPU-0", "GPU-1"]
+    assert [each.uuid for each in bench.list_cards().cards] == ["GPU-0", "GPU-1"]
 
 
 # Links.
@@ -167,7 +200,7 @@ def test_nvlinks_are_counted(bench: Bench, count: int) -> None:
 def test_the_path_of_undescribed_links_follows_from_the_numa_nodes(bench: Bench) -> None:
     assert links_between(bench, gpu(0, numa=0), gpu(1, numa=0)) == ("node", "node")
     bench.change(machine(gpu(2, numa=0), gpu(3, numa=1)))
-    assert [each.links for each in bench.driver.cards().cards] == [{"GPU-3": "sys"}, {"GPU-2": "sys"}]
+    assert [each.links for each in bench.list_cards().cards] == [{"GPU-3": "sys"}, {"GPU-2": "sys"}]
 
 
 def test_cards_reach_each_other_through_an_nvswitch(bench: Bench) -> None:
@@ -355,6 +388,15 @@ def test_a_card_that_is_lost_or_was_never_listed_has_no_usage(bench: Bench) -> N
     assert bench.driver.usage(Card(uuid="GPU-9", index=9, minor=9, product="")) == MeasuredUsage()
 
 
+def test_a_card_that_was_removed_has_no_usage_of_another(bench: Bench) -> None:
+    """The next card may have its handle."""
+    first, second = bench.cards(gpu(0), gpu(1, usedMiB=100))
+    bench.change(machine(gpu(1, usedMiB=100)))
+    bench.list_cards()
+    assert bench.driver.usage(first) == MeasuredUsage()
+    assert bench.driver.usage(second).used_mib == 100
+
+
 # XID events.
 
 
@@ -444,7 +486,7 @@ def test_a_driver_that_does_not_report_its_cards_is_an_error(bench: Bench) -> No
     """It must not be taken for a machine without cards."""
     bench.open(machine(gpu(0), failures={"count": "unknown"}))
     with pytest.raises(DriverError, match="number of cards"):
-        bench.driver.cards()
+        bench.list_cards()
 
 
 # The YAML of the description.
@@ -536,7 +578,8 @@ def list_cards(bench: Bench) -> ListCards:
     def read(text: str) -> Listing:
         bench.change(machine(gpu(0)))
         (bench.folder / fake.DESCRIPTION).write_text(text)
-        cards = bench.driver.open().cards().cards
+        bench.driver.open()
+        cards = bench.list_cards().cards
         return [(each.uuid, each.minor, each.memory_mib, each.numa, each.product) for each in cards]
 
     return read
@@ -550,13 +593,13 @@ def test_descriptions_are_read_as_yaml(list_cards: ListCards, text: str) -> None
 
 @pytest.mark.parametrize("text", FOR_DESCRIBE.values(), ids=FOR_DESCRIBE.keys())
 def test_install_converts_other_yaml_to_the_supported_form(bench: Bench, text: str) -> None:
-    listed = [(card.uuid, card.minor) for card in bench.open(text).cards().cards]
+    listed = [(card.uuid, card.minor) for card in bench.cards_of(text)]
     assert listed == [(uuid, minor) for uuid, minor, *_ in expected_listing(yaml.safe_load(text))]
 
 
 def test_the_example_is_a_valid_description(bench: Bench) -> None:
     text = Path(fake.__file__).with_name("gpus.yaml").read_text()
-    cards = bench.open(text).cards().cards
+    cards = bench.cards_of(text)
     described = yaml.safe_load(text)
     assert [each.uuid for each in cards] == [described["cards"][0]["uuid"], "MIG-1"]
     assert bench.driver.version() == described["driver"]
@@ -569,7 +612,8 @@ def test_the_environment_can_name_another_description(
     bench.change(machine(gpu(0)))
     (tmp_path / "other.yaml").write_text("cards: [{uuid: GPU-elsewhere}]\n")
     monkeypatch.setenv("QUOTIENT_FAKE_GPUS", str(tmp_path / "other.yaml"))
-    assert [each.uuid for each in bench.driver.open().cards().cards] == ["GPU-elsewhere"]
+    bench.driver.open()
+    assert [each.uuid for each in bench.list_cards().cards] == ["GPU-elsewhere"]
 
 
 # Drivers before r510, and what is asked once.
@@ -600,10 +644,10 @@ def test_what_cannot_change_is_asked_once(bench: Bench, monkeypatch: pytest.Monk
     """Sixteen cards at a switch took 9,873 calls every 30 s."""
     bench.open(machine(*(gpu(index, nvswitchLinks=12) for index in range(16))))
     calls = count_calls(monkeypatch)
-    cards = bench.driver.cards()
+    cards = bench.list_cards()
     first = len(calls)
     assert first < 16 * (36 + 2 * 12 + 11) + 16 * 15
-    assert bench.driver.cards() == cards
+    assert bench.list_cards() == cards
     assert len(calls) - first <= 1 + (4 + 36) * 16
 
 
@@ -611,11 +655,11 @@ def test_what_cannot_change_is_asked_once(bench: Bench, monkeypatch: pytest.Monk
 def test_a_card_that_cannot_be_read_once_is_left_out_and_not_guessed(bench: Bench, call: str) -> None:
     """The minor number 0 is that of the other card: containers of both would get the same device node."""
     bench.open(machine(gpu(0, minor=1, failures={call: "timeout"}), gpu(1, minor=0)))
-    listed = bench.driver.cards()
+    listed = bench.list_cards()
     assert [each.uuid for each in listed.cards] == ["GPU-1"]
     assert listed.unreadable == {0: "driver error: Timeout"}
     bench.change(machine(gpu(0, minor=1), gpu(1, minor=0)))
-    listed = bench.driver.cards()
+    listed = bench.list_cards()
     assert [(each.uuid, each.minor, each.memory_mib) for each in listed.cards] == [
         ("GPU-0", 1, 40960),
         ("GPU-1", 0, 40960),
@@ -628,14 +672,14 @@ def test_an_attribute_that_could_not_be_read_is_asked_again(bench: Bench) -> Non
     (first,) = bench.cards(failing)
     assert (first.capability, first.bus_id, first.numa) == ("", "", None)
     bench.change(machine(gpu(0, numa=1)))
-    (second,) = bench.driver.cards().cards
+    (second,) = bench.list_cards().cards
     assert (second.capability, second.bus_id, second.numa) == ("8.0", "0000EEEE:01:00.0", 1)
 
 
 def test_a_card_that_gets_another_device_node_is_listed_with_it(bench: Bench) -> None:
     bench.cards(gpu(0, minor=0))
     bench.change(machine(gpu(0, minor=3)))
-    assert [each.minor for each in bench.driver.cards().cards] == [3]
+    assert [each.minor for each in bench.list_cards().cards] == [3]
 
 
 @pytest.mark.parametrize("link", [{"nvlink": 4}, {"path": "pix"}], ids=["trained late", "timed out"])
@@ -645,28 +689,28 @@ def test_links_that_appear_later_are_listed(bench: Bench, link: Described) -> No
     assert links_between(bench, gpu(0, failures=failures), gpu(1, failures=failures))[0] == ("" if failures else "sys")
     bench.change(machine(gpu(0), gpu(1), links=[{"a": 0, "b": 1, **link}]))
     expected = "nvlink4" if "nvlink" in link else "pix"
-    assert [list(each.links.values()) for each in bench.driver.cards().cards] == [[expected], [expected]]
+    assert [list(each.links.values()) for each in bench.list_cards().cards] == [[expected], [expected]]
 
 
 def test_links_whose_state_cannot_be_read_stay_as_they_were(bench: Bench) -> None:
     links = [{"a": 0, "b": 1, "nvlink": 4}]
     assert links_between(bench, gpu(0), gpu(1), nvlink=4) == ("nvlink4", "nvlink4")
     bench.change(machine(gpu(0, failures={"nvlink": "timeout"}), gpu(1), links=links))
-    assert [list(each.links.values()) for each in bench.driver.cards().cards] == [["nvlink4"], ["nvlink4"]]
+    assert [list(each.links.values()) for each in bench.list_cards().cards] == [["nvlink4"], ["nvlink4"]]
 
 
 def test_a_mig_device_whose_instance_cannot_be_read_is_left_out_until_it_can(bench: Bench) -> None:
     broken = part(0) | {"failures": {"mig": "timeout"}}
     assert [each.uuid for each in bench.cards(gpu(0, mig=[broken, part(1)]))] == ["MIG-1"]
-    assert bench.driver.cards().unreadable == {0: "driver error: Timeout"}
+    assert bench.list_cards().unreadable == {0: "driver error: Timeout"}
     bench.change(machine(gpu(0, mig=[part(0), part(1)])))
-    assert [each.gpu_instance for each in bench.driver.cards().cards] == [7, 8]
+    assert [each.gpu_instance for each in bench.list_cards().cards] == [7, 8]
 
 
 def test_a_replaced_card_is_read_again(bench: Bench) -> None:
     bench.cards(gpu(0), gpu(1))
     bench.change(machine(gpu(0), gpu(2, product="Tesla T4", memoryMiB=15360)))
-    assert [(each.uuid, each.memory_mib) for each in bench.driver.cards().cards] == [("GPU-0", 40960), ("GPU-2", 15360)]
+    assert [(each.uuid, each.memory_mib) for each in bench.list_cards().cards] == [("GPU-0", 40960), ("GPU-2", 15360)]
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -683,7 +727,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_an_xid_of_a_mig_device_names_its_instances(bench: Bench) -> None:
     bench.open(machine(gpu(0, mig=[part(0), part(1)])))
-    bench.driver.subscribe(bench.driver.cards().cards)
+    bench.driver.subscribe(bench.list_cards().cards)
     bench.change(machine(gpu(0, mig=[part(0), part(1)]), events=[{"card": 0, "xid": 94, "gi": 8, "ci": 1}]))
     assert bench.driver.wait_for_xid(5.0) == XidEvent("GPU-0", 94, 8, 1)
 
@@ -759,7 +803,7 @@ def test_a_limit_that_cannot_be_set_is_an_error(
 ) -> None:
     """It names the card, and the driver's own reason."""
     bench.cards(gpu(0), gpu(1, mig=[part(0)]), **({"driver": R615} | others))
-    uuid = bench.driver.cards().cards[1].uuid if uuid.startswith("MIG") else uuid
+    uuid = bench.list_cards().cards[1].uuid if uuid.startswith("MIG") else uuid
     with pytest.raises(DriverError, match=f"memory of GPU {uuid}: .*{reason}"):
         bench.driver.set_memory_limits(uuid, tmp_path, HALF)
 
