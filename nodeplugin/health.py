@@ -193,25 +193,23 @@ class HealthWatcher:
         return self._node_cards.stored_fault(card.uuid) if failed_checks else ""
 
     def _event_loop(self) -> None:
-        subscribed: tuple[Card, ...] = ()
         while not self._stopping.is_set():
             try:
                 if not self._driver.is_open:
                     self._stopping.wait(min(self._settings.poll_s, EVENT_WAIT_S))
                     continue
-                if subscribed != (cards := self._node_cards.cards()):
-                    self._driver.subscribe(cards)
-                    subscribed = cards
+                # Each time: cards of the last run can be subscribed only once the driver has listed them.
+                self._driver.subscribe(self._node_cards.cards())
                 event = self._driver.wait_for_xid(min(self._settings.poll_s, EVENT_WAIT_S))
                 if event is not None:
                     self.record_xid(event)
             except DriverError as error:
                 self._log.warning("xid_events_unavailable", error=str(error))
-                subscribed = ()
+                self._driver.unsubscribe()
                 self._stopping.wait(self._settings.poll_s)
             except Exception:  # the outermost frame of the thread, which must not end
                 self._log.exception("health_events_failed")
-                subscribed = ()
+                self._driver.unsubscribe()
                 self._stopping.wait(self._settings.poll_s)
 
     def _poll_loop(self) -> None:

@@ -29,6 +29,8 @@ LIBRARY = "libnvidia-ml.so.1"
 PATHS = {0: "board", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
 # How long a list waits for cards while none answers. The first call for a card may take some seconds.
 CARD_ANSWER_S = 10.0
+# How long one that hangs may hold up the registration for XID errors.
+REGISTER_S = 2.0
 # In events: the whole card, not an instance of it.
 NO_INSTANCE = 0xFFFFFFFF
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, from r565 on, and its value for none.
@@ -129,6 +131,9 @@ class Driver:
         self._problems: dict[int, str] = {}
         self.is_open = False
         self._events: Any = None
+        # The handle with which each card is subscribed, by the uuid of the card.
+        self._subscribed: dict[str, int] = {}
+        self._registrations: ParallelCalls[bool] = ParallelCalls("events")
         # A function that the library lacks is reported in two ways, one of which is no NVMLError.
         self._errors = (bindings.NVMLError, bindings.NVMLLibraryMismatchError)
         # What the driver returns for a card while it is reset.
@@ -158,7 +163,7 @@ class Driver:
         return self
 
     def close(self) -> None:
-        self._unsubscribe()
+        self.unsubscribe()
         with suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
@@ -275,17 +280,32 @@ class Driver:
             raise DriverError(f"the NVIDIA driver does not limit the memory of GPU {uuid}: {error}") from None
 
     def subscribe(self, cards: Sequence[Card]) -> None:
-        """Subscribe to the XID errors of these cards, instead of any earlier subscription."""
-        self._unsubscribe()
-        self._events = self._nvml.nvmlEventSetCreate()
-        for uuid in sorted({card.parent or card.uuid for card in cards}):
-            handle = self._handles.get(uuid)
-            wanted = self._nvml.nvmlEventTypeXidCriticalError
-            supported = self._call(lambda: self._nvml.nvmlDeviceGetSupportedEventTypes(handle), 0)  # noqa: B023 - called now
-            if handle is not None and supported & wanted:
-                # Cards that do not support events are still covered by polling.
-                with suppress(self._nvml.NVMLError):
-                    self._nvml.nvmlDeviceRegisterEvents(handle, wanted, self._events)
+        """Subscribe to the XID errors of those cards that were listed, and that are not subscribed yet.
+
+        A subscription is extended and not replaced: what happens in between would be lost.
+        """
+        handles = {uuid: self._handles.get(uuid) for uuid in sorted({card.parent or card.uuid for card in cards})}
+        # A card that was reset may have a new handle.
+        missing = {
+            uuid: handle
+            for uuid, handle in handles.items()
+            if handle is not None and self._subscribed.get(uuid) != handle_address(handle)
+        }
+        if missing and self._events is None:
+            self._events = self._nvml.nvmlEventSetCreate()
+        calls = {uuid: partial(self._register, handle, self._events) for uuid, handle in missing.items()}
+        for uuid, answer in self._registrations.gather(calls, REGISTER_S).items():
+            if answer.result():
+                self._subscribed[uuid] = handle_address(missing[uuid])
+
+    def _register(self, handle: Any, events: Any) -> bool:  # noqa: ANN401
+        """Register for the XID errors of a card; returns False if that failed and may succeed later."""
+        values, wanted = Values(self._nvml), self._nvml.nvmlEventTypeXidCriticalError
+        supported = values.optional(lambda: self._nvml.nvmlDeviceGetSupportedEventTypes(handle), 0)
+        # Cards that do not support events are still covered by polling.
+        if supported & wanted:
+            values.optional(lambda: self._nvml.nvmlDeviceRegisterEvents(handle, wanted, events), None)
+        return values.is_complete
 
     def wait_for_xid(self, timeout_s: float) -> XidEvent | None:
         """Wait for the next XID error; None after the timeout, or without a subscription."""
@@ -303,11 +323,14 @@ class Driver:
         instances = (int(event.gpuInstanceId), int(event.computeInstanceId))
         return XidEvent(uuid, int(event.eventData), *(-1 if each == NO_INSTANCE else each for each in instances))
 
-    def _unsubscribe(self) -> None:
-        if self._events is not None:
+    def unsubscribe(self) -> None:
+        """End all subscriptions, which may have failed: the next ones are new."""
+        # A registration that hangs still uses the set.
+        if self._events is not None and not self._registrations.is_running:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
-            self._events = None
+        self._events = None
+        self._subscribed = {}
 
     def _call(self, function: Callable[[], T], default: T) -> T:
         """Make a call that not every driver or card supports; returns the default if it fails."""

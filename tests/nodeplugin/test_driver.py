@@ -21,6 +21,7 @@ from nodeplugin.nvml import (
     MeasuredUsage,
     MemoryLimits,
     XidEvent,
+    load_bindings,
 )
 from tests.waiting import eventually
 
@@ -431,11 +432,59 @@ def test_only_xids_of_subscribed_cards_are_reported(bench: Bench) -> None:
     assert bench.driver.wait_for_xid(0) == XidEvent("GPU-0", 62)
 
 
-def test_a_new_subscription_does_not_repeat_earlier_xids(bench: Bench) -> None:
+def test_subscribing_again_neither_loses_nor_repeats_an_xid(bench: Bench) -> None:
+    """Those after `unsubscribe` are lost."""
     (first,) = subscribe(bench, gpu(0))
-    bench.change(machine(gpu(0), events=[{"card": 0, "xid": 79}]))
+    events = [{"card": 0, "xid": 79}]
+    bench.change(machine(gpu(0), events=events))
+    bench.driver.subscribe([first])
+    assert [bench.driver.wait_for_xid(0) for _ in range(2)] == [XidEvent("GPU-0", 79), None]
+    bench.driver.unsubscribe()
+    bench.change(machine(gpu(0), events=events * 2))
     bench.driver.subscribe([first])
     assert bench.driver.wait_for_xid(0) is None
+
+
+def test_cards_that_were_not_listed_yet_can_be_subscribed_later(bench: Bench) -> None:
+    """A restarted plugin knows its cards before the driver has listed them."""
+    cards = bench.cards(gpu(0), gpu(1))
+    restarted = Driver(bench.folder / "libnvidia-ml.so.1", load_bindings()).open()
+    restarted.subscribe(cards)
+    restarted.read_cards(1)
+    restarted.subscribe(cards)
+    restarted.read_cards(2)
+    restarted.subscribe(cards)
+    bench.change(machine(gpu(0), gpu(1), events=[{"card": 0, "xid": 48}, {"card": 1, "xid": 79}]))
+    assert [restarted.wait_for_xid(0) for _ in range(2)] == [XidEvent("GPU-0", 48), XidEvent("GPU-1", 79)]
+    restarted.close()
+
+
+def test_a_subscription_that_failed_is_tried_again(bench: Bench) -> None:
+    (first,) = subscribe(bench, gpu(0, failures={"events": "timeout"}))
+    bench.change(machine(gpu(0)))
+    bench.driver.subscribe([first])
+    bench.change(machine(gpu(0), events=[{"card": 0, "xid": 79}]))
+    assert bench.driver.wait_for_xid(0) == XidEvent("GPU-0", 79)
+
+
+def test_xids_of_other_cards_are_reported_beside_one_that_hangs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own are reported once it answers."""
+    monkeypatch.setattr(nvml, "REGISTER_S", 1.0)
+    cards = bench.cards(gpu(0), gpu(1))
+    hanging, events = gpu(0, delayMs=HOURS), [{"card": 1, "xid": 79}, {"card": 0, "xid": 48}]
+    bench.change(machine(hanging, gpu(1)))
+    bench.driver.subscribe(cards)
+    bench.change(machine(hanging, gpu(1), events=events[:1]))
+    assert bench.driver.wait_for_xid(0) == XidEvent("GPU-1", 79)
+    bench.change(machine(gpu(0), gpu(1), events=events[:1]))
+
+    def is_subscribed() -> bool:
+        bench.driver.subscribe(cards)
+        return len(bench.driver._subscribed) == len(cards)
+
+    eventually(is_subscribed, "the card to be subscribed")
+    bench.change(machine(gpu(0), gpu(1), events=events))
+    assert bench.driver.wait_for_xid(0) == XidEvent("GPU-0", 48)
 
 
 def test_a_failing_wait_raises_a_driver_error(bench: Bench) -> None:

@@ -2,16 +2,16 @@
 
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from nodeplugin import health
+from nodeplugin import fake, health
 from nodeplugin.cards import MISSING, Card, NodeCards
 from nodeplugin.health import HealthWatcher
-from nodeplugin.nvml import CardCheck, Driver, DriverError, XidEvent
+from nodeplugin.nvml import CardCheck, Driver, DriverError, XidEvent, load_bindings
 from nodeplugin.pending_resets import PendingResets
 from settings.configuration import HealthSettings
 from tests.nodeplugin.builders import card, mig_part
@@ -272,6 +272,35 @@ def test_a_running_watcher_handles_events_and_polls(started: WatchedCards) -> No
     eventually(lambda: started.faults() == [LOST, CONTAINED], "both cards to be unhealthy")
     assert [each.uuid for each in started.driver.subscribed] == ["GPU-0", "GPU-1"]
     assert started.watcher.alive
+
+
+def test_cards_that_the_driver_lists_late_are_watched(tmp_path: Path) -> None:
+    """A restarted plugin has the same cards before, and a driver that is open may take long to list them."""
+    described = {"uuid": "GPU-0", "product": "NVIDIA A100"}
+    driver = Driver(fake.install(tmp_path, {"cards": [described]}), load_bindings()).open()
+    watcher = HealthWatcher(
+        driver,
+        NodeCards([card(0)]),
+        HealthSettings(poll_s=0.01),
+        lambda: None,
+        resets=PendingResets(tmp_path, ""),
+    )
+    may_list = threading.Event()
+    subscribe = driver.subscribe
+
+    def subscribe_and_tell(cards: Sequence[Card]) -> None:
+        subscribe(cards)
+        may_list.set()
+
+    driver.subscribe = subscribe_and_tell  # type: ignore[method-assign]
+    watcher.start()
+    assert may_list.wait(20)
+    driver.read_cards(driver.count_cards())
+    eventually(lambda: driver._subscribed, "the card to be subscribed")
+    fake.describe(tmp_path, {"cards": [described], "events": [{"card": 0, "xid": COUNTING}]})
+    eventually(lambda: watcher.xids == {("GPU-0", COUNTING): 1}, "the XID to be counted")
+    watcher.stop()
+    driver.close()
 
 
 def test_stopping_a_watcher_ends_both_threads(watched: WatchedCards) -> None:
