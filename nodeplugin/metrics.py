@@ -4,7 +4,7 @@ The first four are those of gpu-manager, with its names, labels and units (MiB, 
 working. All others are named `quotient_*` and use base units (bytes, ratios).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -102,13 +102,29 @@ def gpu_manager_metrics(node: str, samples: Iterable[ContainerSample]) -> Iterat
     for labels, parts in group_by_container(node, samples).items():
         for each in parts:
             card = f"gpu{each.card.index}"
-            used.add_metric([*labels, card], each.utilization)
-            used_memory.add_metric([*labels, card], each.used_mib)
-        used.add_metric([*labels, TOTAL], sum(each.utilization for each in parts))
-        used_memory.add_metric([*labels, TOTAL], sum(each.used_mib for each in parts))
+            add_known(used, [*labels, card], each.utilization)
+            add_known(used_memory, [*labels, card], each.measured_mib)
+        add_known(used, [*labels, TOTAL], known_sum(each.utilization for each in parts))
+        add_known(used_memory, [*labels, TOTAL], known_sum(each.measured_mib for each in parts))
         allocated.add_metric([*labels, TOTAL], sum(each.allocated.cores for each in parts) / CORES_PER_CARD)
         allocated_memory.add_metric([*labels, TOTAL], sum(each.allocated.memory_mib for each in parts))
     yield from (used, used_memory, allocated, allocated_memory)
+
+
+def add_known(family: GaugeMetricFamily, labels: Sequence[str], value: float | None) -> None:
+    """Add a series, but for None: 0 would claim a measurement that does not exist."""
+    if value is not None:
+        family.add_metric(labels, value)
+
+
+def known_sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum of values, None if one of them is not known."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def group_by_container(node: str, samples: Iterable[ContainerSample]) -> dict[tuple[str, ...], list[ContainerSample]]:
@@ -120,7 +136,7 @@ def group_by_container(node: str, samples: Iterable[ContainerSample]) -> dict[tu
     return groups
 
 
-# Name, help, and the value of a card; None omits the card, because 0 would claim a measurement that does not exist.
+# Name, help, and the value of a card; None if it is not known.
 CARD_METRICS: dict[str, tuple[str, Callable[[CardSample], float | None]]] = {
     "quotient_gpu_healthy": ("1 if a card is healthy, else 0", lambda each: float(each.condition.healthy)),
     "quotient_gpu_cordoned": (
@@ -159,8 +175,7 @@ def card_metrics(node: str, sample: Sample) -> Iterator[Metric]:
     for name, (text, value_of) in CARD_METRICS.items():
         family = GaugeMetricFamily(name, text, labels=CARD_LABELS)
         for each in sample.cards:
-            if (value := value_of(each)) is not None:
-                family.add_metric([node, each.card.uuid, str(each.card.index), each.card.model], value)
+            add_known(family, [node, each.card.uuid, str(each.card.index), each.card.model], value_of(each))
         yield family
     foreign = GaugeMetricFamily(
         "quotient_gpu_foreign_processes",
@@ -169,7 +184,9 @@ def card_metrics(node: str, sample: Sample) -> Iterator[Metric]:
     )
     for each in sample.cards:
         count = sum(card.uuid == each.card.uuid for card, _ in sample.foreign_processes)
-        foreign.add_metric([node, each.card.uuid, str(each.card.index), each.card.model], count)
+        is_known = each.usage.processes is not None
+        labels = [node, each.card.uuid, str(each.card.index), each.card.model]
+        add_known(foreign, labels, count if is_known else None)
     yield foreign
 
 
@@ -191,9 +208,14 @@ def container_metrics(node: str, samples: Iterable[ContainerSample]) -> Iterator
     )
     for each in samples:
         labels = container_labels(node, each)
-        values = (each.allocated.cores, each.allocated.memory_mib * MIB, each.used_mib * MIB, each.utilization / 100)
+        values = (
+            each.allocated.cores,
+            each.allocated.memory_mib * MIB,
+            None if each.measured_mib is None else each.measured_mib * MIB,
+            None if each.utilization is None else each.utilization / 100,
+        )
         for family, value in zip(families.values(), values, strict=True):
-            family.add_metric(labels, value)
+            add_known(family, labels, value)
         mechanism = each.isolation.memory
         isolated.add_metric([*labels, mechanism], float(mechanism is not Rung.NONE))
     yield from (*families.values(), isolated)

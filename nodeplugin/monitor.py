@@ -144,7 +144,7 @@ def usage_by_pod(sample: Sample) -> dict[str, Any]:
             "uuid": each.card.uuid,
             "gpu": each.utilization,
             "mem": each.used_mib,
-            "pids": [process.pid for process in each.processes],
+            "pids": [process.pid for process in each.processes or ()],
             "device_mem": each.card.memory_mib,
         }
         stat = pod["stat"].setdefault(each.container, {"dev": []})
@@ -243,7 +243,7 @@ def container_row(each: ContainerSample) -> str:
         each.card.index,
         each.allocated.cores,
         each.allocated.memory_mib,
-        f"{each.utilization} %",
+        format_number(each.utilization, " %"),
         "unknown" if each.measured_mib is None else each.measured_mib,
         limit_cell(checks.memory),
         limit_cell(checks.compute),

@@ -1,12 +1,13 @@
 """Measures on demand what containers use of their cards.
 
-A driver call can block for as long as hardware is broken. Measurements therefore run on a thread of their own, and a
-reader who has waited long enough gets the previous sample.
+A driver call can block for as long as hardware is broken. So each card is measured on a thread of its own, and the
+usage of one that does not answer is unknown. Conditions and allocations are those of the moment in which they are read.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -17,6 +18,7 @@ from nodeplugin.cgroups import process_owner
 from nodeplugin.checkpoint import PodAllocation
 from nodeplugin.isolation_ladder import CardLadder
 from nodeplugin.nvml import Driver, GpuProcess, MeasuredUsage
+from nodeplugin.parallel_calls import ParallelCalls
 from nodeplugin.pods import BoundPod, PodsByUid
 from vcuda.isolation import NO_ISOLATION, Isolation
 from vcuda.placement_annotation import GpuSlice
@@ -24,7 +26,7 @@ from vcuda.request import Role
 
 # A sample this young is returned again: a scrape and a page load at the same time need one measurement.
 MAX_AGE_S = 1.0
-# Well below the 10 s after which Prometheus gives up a scrape by default.
+# How long a measurement waits for cards: well below the 10 s after which Prometheus gives up a scrape by default.
 WAIT_S = 3.0
 
 
@@ -65,16 +67,15 @@ class ContainerSample(Struct, frozen=True):
         return self.used_mib if is_known else None
 
     @property
-    def utilization(self) -> int:
+    def utilization(self) -> int | None:
         """In percent of the card."""
         # The driver samples each process separately, so the sum may exceed 100.
-        return min(100, sum(each.utilization for each in self.processes))
+        return min(100, sum(each.utilization for each in self.processes)) if self.is_measured else None
 
 
 class Sample(Struct, frozen=True):
-    """All measurements of one moment; `at` is on the monotonic clock."""
+    """All measurements of one moment."""
 
-    at: float = 0.0
     cards: tuple[CardSample, ...] = ()
     containers: tuple[ContainerSample, ...] = ()
     # Processes on a card that belong to no container to which that card is allocated.
@@ -94,37 +95,35 @@ class Sampler:
     ) -> None:
         self._driver, self._node_cards, self._proc = driver, node_cards, proc
         self._pods, self._allocations = pods, allocations
-        # Guards the two fields below; notified when a measurement has ended.
-        self._measured = threading.Condition()
-        self._last = Sample()
-        # At most one thread measures: if the driver blocks it, further readers must not pile up more of them.
-        self._is_measuring = False
+        # Guards the two fields below, also while cards are measured: readers at the same time need one measurement.
+        # Other threads make the calls, so it is held for WAIT_S at most.
+        self._measuring = threading.Lock()
+        self._usages: dict[str, MeasuredUsage] = {}
+        self._measured_at = -MAX_AGE_S
+        self._calls: ParallelCalls[MeasuredUsage] = ParallelCalls("usage")
         self._log = structlog.get_logger()
 
     def sample(self) -> Sample:
-        """Return a sample at most MAX_AGE_S old, or the previous one if the driver does not answer within WAIT_S."""
-        with self._measured:
-            if self._last.cards and time.monotonic() - self._last.at < MAX_AGE_S:
-                return self._last
-            if not self._is_measuring:
-                self._is_measuring = True
-                threading.Thread(target=self._measure, name="sampler", daemon=True).start()
-            before = self._last
-            self._measured.wait_for(lambda: self._last is not before, WAIT_S)
-            return self._last
+        """Return a sample whose measurements are at most MAX_AGE_S old; a card without an answer has none."""
+        cards = self._node_cards.cards()
+        with self._measuring:
+            if time.monotonic() - self._measured_at >= MAX_AGE_S or any(
+                card.uuid not in self._usages for card in cards
+            ):
+                self._usages = self._measure(cards)
+                self._measured_at = time.monotonic()
+            usages = [(card, self._usages[card.uuid]) for card in cards]
+        return build_sample(usages, self._node_cards, self._pods(), self._allocations(), self._proc)
 
-    def _measure(self) -> None:
-        try:
-            usages = [(card, self._driver.usage(card)) for card in self._node_cards.cards()]
-            sample = build_sample(usages, self._node_cards, self._pods(), self._allocations(), self._proc)
-        except Exception:  # the outermost frame of the thread
-            self._log.exception("measurement_failed")
-            sample = None
-        with self._measured:
-            self._is_measuring = False
-            if sample is not None:
-                self._last = sample
-            self._measured.notify_all()
+    def _measure(self, cards: Iterable[Card]) -> dict[str, MeasuredUsage]:
+        usages = {card.uuid: MeasuredUsage() for card in cards}
+        calls = {card.uuid: partial(self._driver.usage, card) for card in cards}
+        for uuid, answer in self._calls.gather(calls, WAIT_S, WAIT_S).items():
+            if error := answer.exception():
+                self._log.error("measurement_failed", card=uuid, error=repr(error))
+            else:
+                usages[uuid] = answer.result()
+        return usages
 
 
 def build_sample(
@@ -177,7 +176,7 @@ def build_sample(
             for each in slices
             if each.uuid == card.uuid and uid in pods and not is_finished_init_container(pods[uid], name)
         ]
-    return Sample(time.monotonic(), tuple(cards), tuple(containers), tuple(foreign))
+    return Sample(tuple(cards), tuple(containers), tuple(foreign))
 
 
 def is_finished_init_container(pod: BoundPod, container: str) -> bool:
