@@ -1,8 +1,9 @@
 """A small HTTP server that hostile clients cannot hold up: plain HTTP and TLS on one port, one GET for each connection.
 
-Connections are bounded in number, in total and for each peer: a new one is always accepted, and ends the oldest one of
-the peer with the most. A connection has one deadline for everything (handshake, request, response), and a request has
-a size limit. So clients that send nothing, or byte by byte, keep neither the kubelet's probes nor Prometheus out.
+Connections are bounded in number, in total and for each peer: a new one ends the oldest one of the peer with the most.
+It is refused only while too many requests are being answered whose connections have ended, in total or of its peer. A
+connection has one deadline for everything (handshake, request, response), and a request has a size limit. So clients
+that send nothing, or byte by byte, keep neither the kubelet's probes nor Prometheus out.
 """
 
 import socket
@@ -18,8 +19,9 @@ import structlog
 from msgspec import Struct
 
 MAX_CONNECTIONS, MAX_PER_PEER = 64, 8
-# Ended connections still have a thread for as long as an answer is computed. Beyond this, new ones are refused.
-MAX_THREADS = 2 * MAX_CONNECTIONS
+# Ended connections still have a thread for as long as an answer is computed. Beyond this, new ones are refused: a peer
+# whose requests are slow must not take the threads of all others.
+MAX_THREADS, MAX_THREADS_PER_PEER = 2 * MAX_CONNECTIONS, 2 * MAX_PER_PEER
 CONNECTION_S = 15.0
 # Service account tokens have about 1 KiB.
 MAX_REQUEST_BYTES = 16 * 2**10
@@ -98,7 +100,7 @@ class HttpServer(socketserver.TCPServer):
         # Guards the open connections and the number of threads.
         self._lock = threading.Lock()
         self._open: list[Connection] = []
-        self._threads = 0
+        self._threads: Counter[str] = Counter()
         self._log = structlog.get_logger()
         super().__init__((address, port), socketserver.BaseRequestHandler)
 
@@ -112,7 +114,7 @@ class HttpServer(socketserver.TCPServer):
 
     @property
     def threads(self) -> int:
-        return self._threads
+        return self._threads.total()
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Serve a connection on a thread of its own, and end another one if there are too many."""
@@ -123,12 +125,12 @@ class HttpServer(socketserver.TCPServer):
             excess = connection_to_end(self._open, connection.peer)
             if excess is not None:
                 self._end(excess)
-            if self._threads >= MAX_THREADS:
+            if self.threads >= MAX_THREADS or self._threads[connection.peer] >= MAX_THREADS_PER_PEER:
                 connection.socket.close()
                 self.shutdown_request(request)
                 return
             self._open.append(connection)
-            self._threads += 1
+            self._threads[connection.peer] += 1
         thread = threading.Thread(target=self._serve, args=(request, connection), name="monitor-request", daemon=True)
         try:
             thread.start()
@@ -171,7 +173,9 @@ class HttpServer(socketserver.TCPServer):
     def _forget(self, connection: Connection) -> None:
         """Note that the thread of a connection has ended."""
         with self._lock:
-            self._threads -= 1
+            self._threads[connection.peer] -= 1
+            if not self._threads[connection.peer]:
+                del self._threads[connection.peer]
             if connection in self._open:
                 self._open.remove(connection)
                 connection.socket.close()

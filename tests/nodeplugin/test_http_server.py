@@ -4,7 +4,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from nodeplugin.http_server import (
     MAX_CONNECTIONS,
     MAX_PER_PEER,
     MAX_REQUEST_BYTES,
+    MAX_THREADS,
+    MAX_THREADS_PER_PEER,
     TEXT,
     BadHttpRequest,
     Connection,
@@ -104,6 +106,29 @@ def test_idle_connections_of_many_clients_keep_nobody_out(serve: Callable[..., H
         assert b"200 OK" in ask(server, source="127.0.0.2")
         eventually(lambda: server.connections <= MAX_CONNECTIONS, "the number of connections to be bounded")
         eventually(lambda: server.threads <= MAX_CONNECTIONS, "the threads of ended connections to end")
+
+
+def test_slow_requests_of_one_client_keep_no_other_out() -> None:
+    """Each holds a thread until it is answered, also when its connection has ended."""
+    may_answer = threading.Event()
+
+    def respond_late(request: Request) -> Response:
+        assert request.path == "/livez" or may_answer.wait(60)
+        return respond(request)
+
+    with ExitStack() as stack:
+        server = stack.enter_context(HttpServer("127.0.0.1", 0, respond_late))
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        stack.callback(thread.join, 20)
+        stack.callback(server.shutdown)
+        stack.callback(may_answer.set)
+        thread.start()
+        for _ in range(2 * MAX_THREADS):
+            slow = stack.enter_context(connect(server))
+            with suppress(ConnectionError):
+                slow.sendall(GET.replace(b"/livez", b"/metrics"))
+        assert b"200 OK" in ask(server, source="127.0.0.2")
+        assert server.threads <= MAX_THREADS_PER_PEER + 1
 
 
 @pytest.mark.parametrize(
