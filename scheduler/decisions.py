@@ -65,7 +65,7 @@ def list_decisions(
 ) -> tuple[str, str, bytes]:
     """Answer `GET /decisions`; 401 or 403 if the Authorization header does not permit it."""
     try:
-        refused = authorizer.failure(environ.get("HTTP_AUTHORIZATION", ""), PATH)
+        refused = authorizer.failure(environ.get("HTTP_AUTHORIZATION", ""), PATH, environ.get("REMOTE_ADDR", ""))
     except Unavailable as error:
         refused = 503, str(error)
     if refused is not None:
