@@ -210,7 +210,8 @@ static int memory(struct handle *device, struct memory *found) {
     unsigned long long used = number(of(device, "usedMiB"), 0);
     for (int each = 0; device->mig < 0 && get("cards[%d].processes[%d].pid", device->card, each); each++)
         used += number(get("cards[%d].processes[%d].memoryMiB", device->card, each), 0);
-    found->total = number(configured, 0) << 20, found->used = used << 20;
+    found->total = number(configured, 0) << 20;
+    found->used = (used << 20) + (device->mig < 0 ? observe_bytes(device->card) : 0);
     found->free = found->total > found->used ? found->total - found->used : 0;
     return SUCCESS;
 }
@@ -367,18 +368,48 @@ int nvmlDeviceIsMigDeviceHandle(struct handle *device, unsigned *is) {
     return done(SUCCESS);
 }
 
+/* What a card did in the last second, as it was lagMs ago: the real driver also reports late, and about no longer time. */
+#define LONGEST_SAMPLE_US 1000000
+struct sample_time { unsigned long long from_us, to_us; };
+static unsigned long long real_time_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+}
+static struct sample_time sample_since(int card, unsigned long long since_us) {
+    unsigned long long to = real_time_us() - 1000 * number(get("cards[%d].lagMs", card), 100);
+    return (struct sample_time){since_us > to - LONGEST_SAMPLE_US ? since_us : to - LONGEST_SAMPLE_US, to};
+}
+/* The processes of the fake CUDA driver, with the time that they were busy. */
+static int observe(int card, struct sample_time time, struct observed_process *found) {
+    uint64_t now = now_ns(), real = real_time_us();
+    return observe_processes(card, now - (real - time.from_us) * 1000, now - (real - time.to_us) * 1000, found, MAX_PROCESSES);
+}
+static unsigned percent(uint64_t busy, struct sample_time time) {
+    uint64_t length = (time.to_us - time.from_us) * 1000;
+    return (unsigned)((100 * busy + length / 2) / length);
+}
+
+static unsigned described_processes(int card) {
+    unsigned total = 0;
+    while (get("cards[%d].processes[%u].pid", card, total)) total++;
+    return total;
+}
+
 struct process { unsigned pid; unsigned long long used; unsigned gi, ci; };
 int nvmlDeviceGetComputeRunningProcesses_v2(struct handle *device, unsigned *count, struct process *found) {
     WITH_DEVICE("processes");
-    unsigned total = 0;
-    while (get("cards[%d].processes[%u].pid", device->card, total)) total++;
-    unsigned capacity = *count;
-    *count = total;
-    if (total > capacity) return done(INSUFFICIENT_SIZE);
-    for (unsigned each = 0; each < total; each++)
+    static struct observed_process observed[MAX_PROCESSES];
+    unsigned described = described_processes(device->card), capacity = *count;
+    int running = device->mig < 0 ? observe(device->card, sample_since(device->card, 0), observed) : 0;
+    *count = described + (unsigned)running;
+    if (*count > capacity) return done(INSUFFICIENT_SIZE);
+    for (unsigned each = 0; each < described; each++)
         found[each] = (struct process){
             (unsigned)number(get("cards[%d].processes[%u].pid", device->card, each), 0),
-            number(get("cards[%d].processes[%u].memoryMiB", device->card, each), 0) << 20, 0xFFFFFFFF, 0xFFFFFFFF};
+            number(get("cards[%d].processes[%u].memoryMiB", device->card, each), 0) << 20, NO_INSTANCE, NO_INSTANCE};
+    for (int each = 0; each < running; each++)
+        found[described + (unsigned)each] = (struct process){observed[each].pid, observed[each].bytes, NO_INSTANCE, NO_INSTANCE};
     return done(SUCCESS);
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v2(struct handle *device, unsigned *count, struct process *found) {
@@ -398,21 +429,29 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(struct handle *device, unsigned *co
 struct sample { unsigned pid; unsigned long long at; unsigned sm, mem, enc, dec; };
 int nvmlDeviceGetProcessUtilization(struct handle *device, struct sample *found, unsigned *count, unsigned long long since) {
     WITH_DEVICE("processUtilization");
-    unsigned total = 0;
-    while (get("cards[%d].processes[%u].pid", device->card, total)) total++;
-    unsigned capacity = found ? *count : 0;
-    *count = total;
-    if (!total) return done(NOT_FOUND);
-    if (total > capacity) return done(INSUFFICIENT_SIZE);
-    for (unsigned each = 0; each < total; each++)
+    static struct observed_process observed[MAX_PROCESSES];
+    struct sample_time time = sample_since(device->card, since);
+    unsigned described = described_processes(device->card), capacity = found ? *count : 0;
+    int running = time.from_us < time.to_us ? observe(device->card, time, observed) : 0;
+    *count = described + (unsigned)running;
+    if (!*count) return done(NOT_FOUND);
+    if (*count > capacity) return done(INSUFFICIENT_SIZE);
+    for (unsigned each = 0; each < described; each++)
         found[each] = (struct sample){
             (unsigned)number(get("cards[%d].processes[%u].pid", device->card, each), 0), since + 1,
             (unsigned)number(get("cards[%d].processes[%u].sm", device->card, each), 0), 0, 0, 0};
+    for (int each = 0; each < running; each++)
+        found[described + (unsigned)each] = (struct sample){observed[each].pid, time.to_us, percent(observed[each].busy_ns, time), 0, 0, 0};
     return done(SUCCESS);
 }
 int nvmlDeviceGetUtilizationRates(struct handle *device, unsigned found[2]) {
     WITH_DEVICE("utilization");
-    found[0] = (unsigned)number(get("cards[%d].utilization", device->card), 0), found[1] = 0;
+    static struct observed_process observed[MAX_PROCESSES];
+    struct sample_time time = sample_since(device->card, 0);
+    uint64_t busy = 0;
+    for (int each = observe(device->card, time, observed); each--;) busy += observed[each].busy_ns;
+    unsigned sum = (unsigned)number(get("cards[%d].utilization", device->card), 0) + percent(busy, time);
+    found[0] = sum > 100 ? 100 : sum, found[1] = 0;
     return done(SUCCESS);
 }
 int nvmlDeviceGetTemperature(struct handle *device, unsigned sensor, unsigned *degrees) {
