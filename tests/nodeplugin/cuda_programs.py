@@ -79,6 +79,10 @@ class Program:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
+    def child(self) -> int:
+        """The pid of its only child."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text())
+
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
@@ -91,14 +95,13 @@ class Machine:
         self.folder = folder
         self.library = fake.install_cuda(folder, {"cards": list(cards) or [gpu()], **others})
 
-    def start(self, body: str, *arguments: str, fds: tuple[int, ...] = (), **environment: str) -> Program:
+    def start(self, body: str, *arguments: str, within: tuple[str, ...] = (), **environment: str) -> Program:
         """Start a Python program; the preamble's names are defined."""
-        command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), *arguments]
-        return self._start(command, fds, environment)
+        return self._start([*within, *python(body, *arguments)], environment)
 
-    def run(self, body: str, *arguments: str, fds: tuple[int, ...] = (), **environment: str) -> list[str]:
+    def run(self, body: str, *arguments: str, **environment: str) -> list[str]:
         """Run a Python program to its end; returns the lines that it told."""
-        return finish(self.start(body, *arguments, fds=fds, **environment))
+        return finish(self._start(python(body, *arguments), environment))
 
     def run_c(self, source: str, **environment: str) -> list[str]:
         """Compile and run a C program; `OK(call)` ends it if a call fails."""
@@ -109,9 +112,9 @@ class Machine:
         run_compiler(
             *headers, str(self.folder / "program.c"), "-o", str(program), "-l:libcuda.so.1", "-lpthread", "-ldl"
         )
-        return finish(self._start([str(program)], (), environment))
+        return finish(self._start([str(program)], environment))
 
-    def _start(self, command: list[str], fds: tuple[int, ...], environment: Mapping[str, str]) -> Program:
+    def _start(self, command: list[str], environment: Mapping[str, str]) -> Program:
         others = {name: value for name, value in os.environ.items() if not name.startswith(("QUOTIENT_", "CUDA_"))}
         return Program(
             subprocess.Popen(
@@ -120,10 +123,13 @@ class Machine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=fds,
                 text=True,
             )
         )
+
+
+def python(body: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), *arguments]
 
 
 def finish(program: Program) -> list[str]:

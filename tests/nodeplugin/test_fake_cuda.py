@@ -1,6 +1,7 @@
 """The fake CUDA driver: simulated devices that all processes of a machine share."""
 
 import ctypes
+import os
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -297,6 +298,84 @@ def test_memory_is_shared_by_a_descriptor(machine: Machine) -> None:
     """) == ["1", "locked", f"hello {FREE_MIB - 4}.0"]
 
 
+def test_external_memory_is_charged_until_its_last_buffer_is_freed(machine: Machine) -> None:
+    """A foreign descriptor stands for a graphics library's memory. The import closes it."""
+    assert machine.run("""
+        device()
+        wanted = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+        wanted.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+        wanted.handle.fd = os.memfd_create("foreign")
+        wanted.size = 16 * MIB
+        memory = ok(cu.cuImportExternalMemory(wanted))
+        buffer = cu.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
+        buffer.size = 10 * MIB
+        address = ok(cu.cuExternalMemoryGetMappedBuffer(memory, buffer))
+        ok(cu.cuDestroyExternalMemory(memory))
+        tell(free_mib(), os.path.exists(f"/proc/self/fd/{wanted.handle.fd}"))
+        ok(cu.cuMemFree(address))
+        tell(free_mib())
+    """) == [f"{FREE_MIB - 16}.0 False", f"{FREE_MIB}.0"]
+
+
+def test_the_oldest_functions_have_addresses_of_32_bits(machine: Machine) -> None:
+    """Those without a version suffix; they count like the others."""
+    assert machine.run_c("""
+        #include <dlfcn.h>
+        typedef CUresult (*allocate)(unsigned *address, unsigned size);
+        typedef CUresult (*release)(unsigned address);
+        int main(void) {
+            CUcontext context;
+            size_t before, after, total;
+            unsigned address;
+            OK(cuInit(0));
+            OK(cuDevicePrimaryCtxRetain(&context, 0));
+            OK(cuCtxSetCurrent(context));
+            OK(cuMemGetInfo(&before, &total));
+            OK(((allocate)dlsym(RTLD_DEFAULT, "cuMemAlloc"))(&address, 4 * MIB));
+            OK(cuMemGetInfo(&after, &total));
+            OK(((release)dlsym(RTLD_DEFAULT, "cuMemFree"))(address));
+            printf("%lu\\n", (before - after) / MIB);
+            return 0;
+        }
+    """) == ["4"]
+
+
+def test_a_green_context_is_a_context_of_its_own(machine: Machine) -> None:
+    """With a part of the multiprocessors."""
+    assert machine.run("""
+        device()
+        whole = ok(cu.cuDeviceGetDevResource(0, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+        groups, count, rest = ok(cu.cuDevSmResourceSplitByCount(1, whole, 0, 54))
+        made = ok(cu.cuGreenCtxCreate(ok(cu.cuDevResourceGenerateDesc(groups, 1)), 0, 1))
+        tell(groups[0].sm.smCount, rest.sm.smCount, free_mib())
+        ok(cu.cuGreenCtxDestroy(made))
+        tell(free_mib())
+    """) == [f"54 54 {FREE_MIB - CONTEXT_MIB}.0", f"{FREE_MIB}.0"]
+
+
+def test_functions_of_the_program_run_after_what_was_queued_before(machine: Machine) -> None:
+    """Within the next call after that time: the driver has no thread."""
+    assert machine.run_c("""
+        static void tell(void *text) { puts(text); fflush(stdout); }
+        int main(void) {
+            CUcontext context;
+            CUmodule module;
+            CUfunction spin;
+            OK(cuInit(0));
+            OK(cuDevicePrimaryCtxRetain(&context, 0));
+            OK(cuCtxSetCurrent(context));
+            OK(cuModuleLoadData(&module, "x"));
+            OK(cuModuleGetFunction(&spin, module, "spin_50000"));
+            OK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+            OK(cuLaunchHostFunc(NULL, tell, "after the kernel"));
+            tell("queued");
+            OK(cuCtxSynchronize());
+            tell("synchronized");
+            return 0;
+        }
+    """) == ["queued", "after the kernel", "synchronized"]
+
+
 def test_a_pool_keeps_what_its_threshold_says(machine: Machine) -> None:
     """It reserves in steps of 32 MiB; a synchronization gives the rest back."""
     assert machine.run("""
@@ -382,6 +461,27 @@ def test_nvml_reports_what_programs_do(machine: Machine, nvml: Any) -> None:
         wait_for(lambda: utilization() > 60)
     assert pynvml.nvmlDeviceGetComputeRunningProcesses(nvml) == []
     assert pynvml.nvmlDeviceGetMemoryInfo(nvml).used == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_nvml_reports_the_pids_of_its_own_namespace(machine: Machine, nvml: Any) -> None:
+    """Two containers may have processes with the same pid."""
+    body = "device(); tell(os.getpid()); hear()"
+    inside = [machine.start(body, within=("unshare", "--pid", "--kill-child", "--fork")) for _ in range(2)]
+    try:
+        assert [each.hear() for each in inside] == ["1", "1"]
+        seen = sorted(each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(nvml))
+        assert seen == sorted(each.child() for each in inside)
+    finally:
+        for each in inside:
+            each.kill()
+    wait_for(lambda: not pynvml.nvmlDeviceGetComputeRunningProcesses(nvml))
+
+
+def test_what_the_description_says_is_added(tmp_path: Path) -> None:
+    """Memory that it gives to others is not available."""
+    machine = Machine(tmp_path, gpu(usedMiB=200, processes=[{"pid": 1, "memoryMiB": 100}]))
+    assert machine.run("device(); tell(free_mib(), ok(cu.cuMemGetInfo())[1] / MIB)") == [f"{FREE_MIB - 300}.0 2048.0"]
 
 
 def test_nvml_does_not_create_the_state_file(machine: Machine, nvml: Any) -> None:
