@@ -39,13 +39,24 @@ static int is_stream(CUcontext context, CUstream stream) {
     return 0;
 }
 
+/* The legacy default stream would wait for a stream that is captured. */
+static CUresult refuse_implicit_capture(CUcontext context) {
+    CUresult result = CUDA_SUCCESS;
+    for (CUstream each = context->streams; each; each = each->next)
+        if (each->capture && !(each->flags & CU_STREAM_NON_BLOCKING)) {
+            each->capture->is_invalid = 1;
+            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
+    return result;
+}
+
 CUresult find_stream(CUstream handle, CUstream *stream) {
     CUcontext context;
     CUresult result = need_context(&context);
     int is_own = handle == CU_STREAM_PER_THREAD || (!handle && per_thread_stream_asked());
     if (!result && (!handle || handle == CU_STREAM_LEGACY || is_own)) {
         *stream = default_stream(context, is_own ? thread_number() : 0);
-        return (*stream)->capture ? usable_capture(*stream) : CUDA_SUCCESS;
+        return is_own ? CUDA_SUCCESS : refuse_implicit_capture(context);
     }
     if (result) return result;
     *stream = handle;

@@ -142,6 +142,23 @@ def test_a_killed_process_leaves_nothing_behind(machine: Machine) -> None:
     assert machine.run("device(); tell(free_mib())") == [f"{FREE_MIB}.0"]
 
 
+def test_processes_may_be_killed_at_any_time(machine: Machine) -> None:
+    """Also while they hold the lock of all devices."""
+    body = """
+        device()
+        tell("ready")
+        while True:
+            for each in [ok(cu.cuMemAlloc(size)) for size in (3 * MIB, 100)]:
+                ok(cu.cuMemFree(each))
+            handle = ok(cu.cuMemCreate(2 * MIB, property_of(handles=8), 0))
+            ok(cu.cuMemExportToShareableHandle(handle, FABRIC, 0)), ok(cu.cuMemRelease(handle))
+    """
+    for _ in range(5):
+        with machine.start(body) as one, machine.start(body) as other:
+            one.hear(), other.hear()
+    assert machine.run("device(); tell(free_mib())") == [f"{FREE_MIB}.0"]
+
+
 def test_every_kind_of_device_memory_is_charged(machine: Machine) -> None:
     """Also pitched and managed memory, arrays, modules and contexts; memory of the host is not."""
     assert machine.run("""
@@ -550,6 +567,21 @@ def test_a_capture_is_invalidated_by_what_cannot_be_captured(machine: Machine, c
             tell(cu.{call}[0].name, cu.cuStreamEndCapture(stream)[0].name)
     """) == [
         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        "CUDA_SUCCESS CUDA_SUCCESS",
+    ]
+
+
+def test_the_legacy_default_stream_is_not_captured(machine: Machine) -> None:
+    """Its use invalidates the capture of a stream that it would wait for; a non-blocking one is not concerned."""
+    assert machine.run("""
+        device()
+        for flags in (0, 1):
+            stream = ok(cu.cuStreamCreate(flags))
+            kernel = function("k")
+            ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+            tell(cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)[0].name, cu.cuStreamEndCapture(stream)[0].name)
+    """) == [
+        "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
         "CUDA_SUCCESS CUDA_SUCCESS",
     ]
 
