@@ -58,14 +58,19 @@ def unread_annotations(annotations: Iterable[str], scheme: Scheme) -> Iterator[s
             yield f"metadata.annotations[{printable(key)}] is not read by Quotient; {meant} is"
 
 
-@lru_cache(maxsize=1024)
 def similar_name(key: str, known: tuple[str, ...]) -> str:
     """Return the known name that was probably meant; empty if there is none."""
+    # Before the cache, which would keep a tenant's long keys.
+    return "" if len(key) > MAX_LENGTH else similar_short_name(key, known)
+
+
+@lru_cache(maxsize=1024)
+def similar_short_name(key: str, known: tuple[str, ...]) -> str:
     domain, _, name = key.partition("/")
-    if len(key) > MAX_LENGTH or key in known:
+    if key in known:
         return ""
-    if name in DISTINCTIVE:
-        return next(each for each in known if each.endswith(f"/{name}"))
+    if name in DISTINCTIVE and (meant := next((each for each in known if each.endswith(f"/{name}")), "")):
+        return meant
     candidates = [each for each in known if each.partition("/")[0] == domain]
     rated = [(similarity_of(name, each.partition("/")[2]), each) for each in candidates]
     similarity, meant = max(rated, default=(0.0, ""))
