@@ -4,7 +4,6 @@ A patch has only the operations that change something, so that a second call on 
 patch, and so that fields unknown to Quotient stay as they are.
 """
 
-from functools import lru_cache
 from typing import Any
 
 from vcuda.decision import MAX_KEY_LENGTH, shorten
@@ -15,9 +14,9 @@ Operation = dict[str, Any]
 MAX_WARNING = 250
 
 
-@lru_cache(maxsize=1024)  # few keys are patched, and each in every pod
 def escape_pointer(key: str) -> str:
     """Escape a key as one step of a JSON pointer (RFC 6901)."""
+    # Not cached: that would keep the keys of tenants, of up to 3 MiB, and save 0.04 µs.
     return key.replace("~", "~0").replace("/", "~1")
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from vcuda.decision import Code, Reason
+from vcuda.decision import MAX_KEY_LENGTH, Code, Reason
 from vcuda.pod_options import annotation_field
 from webhook.admission_config import AdmissionConfig
 from webhook.objects import AdmittedSpec, Pod, required_terms
@@ -67,6 +67,8 @@ SPEC_LIMITS = (
 ANNOTATIONS = "metadata.annotations"
 ANNOTATION_LIMIT = SizeLimit(ANNOTATIONS, MAX_ANNOTATIONS, "annotations", "remove some")
 OWNED_LIMIT = SizeLimit(ANNOTATIONS, MAX_OWNED_ANNOTATIONS, "annotations that only Quotient may write", "remove them")
+# They are written into patches and messages before the API server checks their length.
+KEY_LIMIT = SizeLimit(ANNOTATIONS, MAX_KEY_LENGTH, "characters in a key", "remove the annotation")
 
 
 def size_mistakes(pod: Pod, config: AdmissionConfig) -> list[Reason]:
@@ -105,8 +107,10 @@ def count_in_spec(spec: AdmittedSpec) -> tuple[int, ...]:
 def annotation_mistakes(annotations: Mapping[str, str], config: AdmissionConfig) -> Iterator[Reason]:
     if len(annotations) > MAX_ANNOTATIONS:
         yield too_large(ANNOTATION_LIMIT, len(annotations))
-    elif (owned := sum(map(config.owns_annotation, annotations))) > MAX_OWNED_ANNOTATIONS:
-        yield too_large(OWNED_LIMIT, owned)
+    elif len(owned := list(filter(config.owns_annotation, annotations))) > MAX_OWNED_ANNOTATIONS:
+        yield too_large(OWNED_LIMIT, len(owned))
+    elif (longest := max(map(len, owned), default=0)) > MAX_KEY_LENGTH:
+        yield too_large(KEY_LIMIT, longest)
     for key in config.read_annotations & annotations.keys():
         if len(annotations[key]) > MAX_ANNOTATION_LENGTH:
             limit = SizeLimit(annotation_field(key), MAX_ANNOTATION_LENGTH, "characters", "shorten or remove it")

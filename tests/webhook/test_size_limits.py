@@ -1,5 +1,8 @@
 """A pod or a template that has more than is read is refused, with what it has too many of."""
 
+import gc
+import tracemalloc
+
 import pytest
 
 from tests.webhook.pods import CARDS, NAMES, Obj, container, gpu, pod, workload
@@ -7,6 +10,7 @@ from tests.webhook.reviews import Caller
 from webhook.review import MAX_REASON
 from webhook.size_limits import MAX_ANNOTATION_LENGTH, MAX_CONTAINERS, MAX_TERMS, MAX_VARIABLES
 
+MIB = 2**20
 PREDICATE = "tencent.com/predicate-gpu-idx-"
 
 
@@ -63,6 +67,12 @@ TOO_LARGE = {
         "metadata.annotations",
         "'257'",
         "only Quotient may write here; remove them",
+    ),
+    "a key": (
+        pod(annotations={PREDICATE + "1" * 317: "1"}),
+        "metadata.annotations",
+        "'347'",
+        "at most 317 characters in a key here; remove the annotation",
     ),
     "an option": (
         pod(annotations={NAMES.use_models: "a" * (MAX_ANNOTATION_LENGTH + 1)}),
@@ -157,3 +167,18 @@ def test_a_refusal_does_not_grow_with_what_a_tenant_wrote(api: Caller) -> None:
     ):
         assert not refused.allowed
         assert len(refused.body) < 4 * len(refused.codes) * MAX_REASON
+
+
+def test_no_key_of_a_pod_is_kept(api: Caller) -> None:
+    """A cache that keeps keys of 3 MiB fills the memory: of owned annotations, and of resources that are removed."""
+    api.create(pod(gpu()))
+    tracemalloc.start()
+    try:
+        for number in range(4):
+            long = f"{number}" * (MIB // 2)
+            api.create(pod(gpu(), annotations={PREDICATE + long: "1", "inspur.com/" + long: "1"}))
+            api.create(pod(container(limits={CARDS: "300m", "inspur.com/" + long: "1"})))
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < MIB
+    finally:
+        tracemalloc.stop()
