@@ -14,6 +14,8 @@ from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.glogging import Logger
 
 from vcuda.webhook_paths import secret_in
+from webhook.asgi_app import OVERLOADED
+from webhook.body_budget import SMALL_BYTES
 from webhook.callers import Caller, is_in_networks
 from webhook.responding import Deferred, HttpReply
 from webhook.service import Service
@@ -49,6 +51,10 @@ class ShortPathConnection(ASGIProtocol):
         self._is_receiving = self._is_reply_pending = self._is_lost = False
         # Of the request that is being received or answered, if it came by an accepted path.
         self._secret: str | None = None
+        # The length of its body for which memory is reserved.
+        self._reserved = 0
+        # Whether the last request came from an API server.
+        self.is_known = False
         # gunicorn asks twice whether a reply closes the connection; see _will_close.
         self._close_decided_for, self._closes_after_reply = None, False
         # The client has this long for its next step: to send a whole request, or to begin the next one.
@@ -56,7 +62,7 @@ class ShortPathConnection(ASGIProtocol):
         self.worker.connections.add(self)
         self._service.metrics.connections += 1
         super().connection_made(transport)
-        if len(self.worker.connections) > MAX_CONNECTIONS:
+        if len(self.worker.connections) > MAX_CONNECTIONS and not self._abort_idle_connection():
             # It may be an API server's, which then tells a user the path of its call.
             self._service.paths.record_failure()
             transport.abort()
@@ -71,6 +77,14 @@ class ShortPathConnection(ASGIProtocol):
             self.worker.log.warning("client certificate rejected: common name %r is not in webhook.clientNames", caller)
             transport.abort()
 
+    def _abort_idle_connection(self) -> bool:
+        """Abort the connection that waits longest for a request of an unknown client; False if there is none."""
+        others = self.worker.connections - {self}
+        idle = [each for each in others if each.is_idle and not each.is_known and not each.transport.is_closing()]
+        if idle:
+            min(idle, key=lambda each: each.waiting_since).transport.abort()
+        return bool(idle)
+
     def data_received(self, data: bytes) -> None:
         if not self._is_receiving:
             self._is_receiving = True
@@ -81,8 +95,8 @@ class ShortPathConnection(ASGIProtocol):
             self._returns_to_short_path = False
             super().data_received(data)
             return
-        # A client may pipeline its next request while the reply is pending; no more than one is buffered.
-        if self._is_reply_pending and len(self._buffer) + len(data) > MAX_HEAD_BYTES + self._service.asgi_app.max_body:
+        # A client may pipeline its next request while the reply is pending, if that is small. API servers do not.
+        if self._is_reply_pending and len(self._buffer) + len(data) > MAX_HEAD_BYTES + SMALL_BYTES:
             self._close_transport()
             return
         if not self._buffer:
@@ -115,7 +129,10 @@ class ShortPathConnection(ASGIProtocol):
             # It may be accepted in a moment, for which the event loop must not wait here.
             self._hand_over_to_gunicorn(return_after_reply=is_complete)
             return True
-        self._secret = head.secret
+        if not self._request_length and not self._reserve(head.length):
+            self._send_reply(OVERLOADED, close=True)
+            return True
+        self._secret, self.is_known = head.secret, caller is Caller.KNOWN
         if is_complete:
             self._answer(head, bytes(buffer[end:]), caller)
         else:
@@ -152,11 +169,23 @@ class ShortPathConnection(ASGIProtocol):
         if self._buffer:  # pipelined while the reply was pending
             self._process_buffer()
 
-    def _send_reply(self, reply: HttpReply) -> None:
+    def _reserve(self, length: int) -> bool:
+        """Reserve memory for a body until it is answered."""
+        if not self._service.asgi_app.budget.reserve(length):
+            return False
+        self._reserved = length
+        return True
+
+    def _release(self) -> None:
+        self._service.asgi_app.budget.release(self._reserved)
+        self._reserved = 0
+
+    def _send_reply(self, reply: HttpReply, *, close: bool = False) -> None:
         self._secret = None
-        is_terminating = self.worker.is_terminating
-        self.transport.write(encode_reply(reply, time.time(), close=is_terminating))
-        if is_terminating:
+        self._release()
+        close = close or self.worker.is_terminating
+        self.transport.write(encode_reply(reply, time.time(), close=close))
+        if close:
             self._close_transport()
         self._await_next_request()
 
@@ -164,6 +193,7 @@ class ShortPathConnection(ASGIProtocol):
         """Pass the buffer and all further data to gunicorn, for one request or for the rest of the connection."""
         data, self._buffer, self._request_length = bytes(self._buffer), b"", 0
         self._secret = None
+        self._release()
         self._is_on_gunicorn_path, self._returns_to_short_path = True, return_after_reply
         super().data_received(data)
 
@@ -185,6 +215,11 @@ class ShortPathConnection(ASGIProtocol):
             self._close_transport()
 
     @property
+    def waiting_since(self) -> float:
+        """Since when the client owes its next step."""
+        return float(self._timeout_started)
+
+    @property
     def is_idle(self) -> bool:
         """Whether no request is being answered; one may be partly received."""
         return self._current_request is None and not self._is_reply_pending
@@ -197,8 +232,16 @@ class ShortPathConnection(ASGIProtocol):
         between.
         """
         if self._close_decided_for is not request:
-            self._close_decided_for, self._closes_after_reply = request, self.worker.is_terminating
+            self._close_decided_for = request
+            self._closes_after_reply = not self._keeps_alive(request.path) or self.worker.is_terminating
         return self._closes_after_reply or bool(super()._will_close(request, response_requires_close))
+
+    def _keeps_alive(self, path: str) -> bool:
+        """Whether a client that came by this path may send more requests: any client can keep a connection open."""
+        secret = secret_in(path)
+        caller = Caller.REFUSED if secret is None else self._service.paths.identify(secret)
+        self.is_known = caller is Caller.KNOWN
+        return caller is not Caller.REFUSED
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -212,6 +255,7 @@ class ShortPathConnection(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.worker.connections.discard(self)
         self._is_lost = True
+        self._release()
         request = self._current_request
         secret = self._secret if request is None else secret_in(request.path)
         if secret is not None:

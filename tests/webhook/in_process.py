@@ -51,9 +51,10 @@ def new_worker(
 class Client:
     """One client connection, with the server's side of it."""
 
-    def __init__(self, worker: WebhookWorker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        (self.server_side,) = worker.connections
+    def __init__(
+        self, server_side: ShortPathConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.server_side, self.reader, self.writer = server_side, reader, writer
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -66,6 +67,15 @@ class Client:
         return head, await self.reader.readexactly(int(length))
 
 
+async def open_client(worker: WebhookWorker, port: int) -> Client:
+    """Connect a client whose connection is accepted."""
+    before = set(worker.connections)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    await run_loop_until(lambda: worker.connections - before)
+    (server_side,) = worker.connections - before
+    return Client(server_side, reader, writer)
+
+
 async def run_loop_until(condition: Callable[[], object]) -> None:
     """Let the event loop run until a condition holds."""
     async with asyncio.timeout(TIMEOUT_S):
@@ -74,18 +84,25 @@ async def run_loop_until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def connect_client(worker: WebhookWorker) -> AsyncIterator[Client]:
-    """Serve on a free port, and connect one client."""
+async def serve(worker: WebhookWorker) -> AsyncIterator[int]:
+    """Serve on a free port."""
     worker.loop = asyncio.get_running_loop()
     worker.load_wsgi()
     server = await worker.loop.create_server(lambda: ShortPathConnection(worker), HOST, 0)
-    async with asyncio.timeout(TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(HOST, server.sockets[0].getsockname()[1])
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await run_loop_until(lambda: not worker.connections)
+        worker.tmp.close()
+
+
+@asynccontextmanager
+async def connect_client(worker: WebhookWorker) -> AsyncIterator[Client]:
+    """Serve on a free port, and connect one client."""
+    async with serve(worker) as port, asyncio.timeout(TIMEOUT_S):
+        client = await open_client(worker, port)
         try:
-            await run_loop_until(lambda: worker.connections)
-            yield Client(worker, reader, writer)
+            yield client
         finally:
-            writer.close()
-            server.close()
-            await run_loop_until(lambda: not worker.connections)
-            worker.tmp.close()
+            client.writer.close()

@@ -23,7 +23,7 @@ from tests.webhook.reviews import review
 from vcuda.decision import Unavailable
 from webhook.gunicorn_server import GUNICORN_INTERNALS, GunicornInternal, GunicornLogger
 
-ON_GUNICORN_PATH = request(b"", "/elsewhere")
+ON_GUNICORN_PATH = request(b"", "/mutate", "Connection: keep-alive")
 BINDING = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p"}, "target": {"name": "n"}}
 BINDING_REQUEST = request(json.dumps(review(BINDING, subresource="binding")).encode(), "/validate?timeout=10s")
 
