@@ -156,6 +156,11 @@ REVIEWS: dict[str, MakeReview] = {
         pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/a/.." * (size // 5)}}])
     ),
     "tolerations": lambda size: created(pod(gpu(), tolerations=fill(size, lambda _: {}))),
+    "tolerations with a key": lambda size: created(pod(gpu(), tolerations=fill(size, lambda _: {"key": "a"}))),
+    "values of a toleration": lambda size: created(pod(gpu(), tolerations=[{"a": fill(size, lambda _: [])}])),
+    "host aliases of a template with part of a card": lambda size: created(
+        workload(pod(cards(), hostAliases=fill(size, lambda _: {"ip": ""})))
+    ),
     "node selector terms": lambda size: created(
         pod(gpu(), affinity=terms(fill(size, lambda i: {"matchFields": [{"key": str(i)}]})))
     ),

@@ -39,6 +39,7 @@ from webhook.validating import (
     pod_mistakes,
 )
 from webhook.validating_quotas import check_quota
+from webhook.value_limit import ObjectTooLarge
 from webhook.workloads import (
     PlannedPods,
     apply_operations,
@@ -130,7 +131,10 @@ class Admission:
         policy = self.quota_source.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE) or self._only_observes(policy):
             return AdmissionOutcome(ALLOWED, [])
-        patch, early = self._build_patch(request, policy)
+        try:
+            patch, early = self._build_patch(request, policy)
+        except ObjectTooLarge as error:
+            patch, early = PatchBuilder(), Decision((error.reason,))
         if early.reasons and self._is_enforced(policy):
             return AdmissionOutcome(early, [])
         return AdmissionOutcome(Decision(warnings=tuple(patch.warnings)), patch.operations)
@@ -145,7 +149,10 @@ class Admission:
         policy = self.quota_source.policy(request.namespace)
         if request.operation not in (CREATE, UPDATE):
             return AdmissionOutcome(ALLOWED, [])
-        decision, ledger_request = self._check(request, policy, pod_to_bind, is_known=is_known)
+        try:
+            decision, ledger_request = self._check(request, policy, pod_to_bind, is_known=is_known)
+        except ObjectTooLarge as error:
+            decision, ledger_request = Decision((error.reason,)), None
         if decision.allowed or self._is_enforced(policy):
             return AdmissionOutcome(decision, [], ledger_request=ledger_request if decision.allowed else None)
         warnings = [audit_warning(reason) for reason in decision.reasons]
@@ -168,7 +175,10 @@ class Admission:
         # Schedulers may bind any pod, so their Bindings are decided without a call to the API server.
         if not is_binding(request) or self.config.may_bind(request.user_info.username):
             return None
-        binding = decode_object(request.object, Binding, "request.object")
+        try:
+            binding = decode_object(request.object, Binding, "request.object")
+        except ObjectTooLarge:
+            return None  # it is refused without its pod
         return request.namespace, binding.metadata.name or request.name
 
     def _is_enforced(self, policy: NamespacePolicy) -> bool:

@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 from vcuda.decision import BadRequest, Code, Decision, printable, shorten
 from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import decoder_for
+from webhook.value_limit import check_values
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
@@ -88,7 +89,8 @@ def decode_review(body: bytes) -> Request:
 
 
 def decode_object(raw: Raw, kind: type[T], field: str) -> T:
-    """Decode the object in a field of the review; raises BadRequest if it is malformed."""
+    """Decode the object in a field of the review; raises BadRequest if it is malformed, or too large."""
+    check_values(raw, field)
     try:
         return decoder_for(kind).decode(raw)
     except DECODE_ERRORS as error:

@@ -1,7 +1,8 @@
 """Bounds on what is read of a pod or a template, checked before anything else is done with it.
 
 All pods of a cluster wait for the same event loop, and an object may have 3 MiB. Counting is cheap, and what a GPU pod
-needs stays far below these numbers. An object beyond them is refused, never passed on unread.
+needs stays far below these numbers. An object beyond them is refused, never passed on unread. What an
+object may have in all is bounded before it is decoded (`value_limit`).
 """
 
 from collections.abc import Iterator, Mapping

@@ -6,9 +6,11 @@ import tracemalloc
 import pytest
 
 from tests.webhook.pods import CARDS, NAMES, Obj, container, gpu, pod, workload
-from tests.webhook.reviews import Caller
+from tests.webhook.reviews import Caller, MakeCaller
+from vcuda.namespace_policy import Mode, NamespacePolicy
 from webhook.review import MAX_REASON
 from webhook.size_limits import MAX_ANNOTATION_LENGTH, MAX_CONTAINERS, MAX_TERMS, MAX_VARIABLES
+from webhook.value_limit import MAX_VALUES
 
 MIB = 2**20
 PREDICATE = "tencent.com/predicate-gpu-idx-"
@@ -182,3 +184,49 @@ def test_no_key_of_a_pod_is_kept(api: Caller) -> None:
         assert tracemalloc.get_traced_memory()[0] < MIB
     finally:
         tracemalloc.stop()
+
+
+TOO_MANY_VALUES = {
+    "tolerations": (pod(gpu(), tolerations=[{"key": "a"}] * MAX_VALUES), "spec.tolerations"),
+    "labels": (
+        {**pod(gpu()), "metadata": {"name": "p", "labels": {str(number): "" for number in range(MAX_VALUES)}}},
+        "metadata.labels",
+    ),
+    "host aliases of a template": (
+        workload(pod(container(limits={CARDS: "300m"}), hostAliases=[{"ip": ""}] * MAX_VALUES)),
+        "spec.template.spec.hostAliases",
+    ),
+    "variables of a CronJob": (
+        workload(pod(gpu(env=[{}] * MAX_VALUES)), "CronJob", "batch/v1"),
+        "spec.jobTemplate.spec.template.spec.containers",
+    ),
+    "a field that Quotient does not know": (pod(gpu(), unknown=[{}] * MAX_VALUES), "spec"),
+}
+
+
+@pytest.mark.parametrize(("large", "field"), TOO_MANY_VALUES.values(), ids=TOO_MANY_VALUES.keys())
+def test_an_object_with_more_values_than_are_decoded_is_refused(api: Caller, large: Obj, field: str) -> None:
+    """Each takes many times the memory of its text: the maximum counts before an object is decoded."""
+    for answer in (api.mutate(large), api.validate(large), api.validate(large, "UPDATE", large)):
+        assert not answer.allowed
+        assert (answer.codes, answer.fields) == (["TooLarge"], [field])
+        assert "at most 100000 values in all" in answer.message
+
+
+def test_a_binding_with_more_values_than_are_decoded_is_refused(api: Caller) -> None:
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "p", "annotations": {str(number): "" for number in range(MAX_VALUES)}},
+    }
+    answer = api.validate(binding, subresource="binding")
+    assert (answer.codes, answer.fields) == (["TooLarge"], ["metadata.annotations"])
+
+
+def test_an_object_with_more_values_than_are_decoded_gets_a_warning_in_audit_mode(make_caller: MakeCaller) -> None:
+    api = make_caller(policy=NamespacePolicy(mode=Mode.AUDIT))
+    large = TOO_MANY_VALUES["tolerations"][0]
+    assert api.mutate(large).allowed
+    answer = api.validate(large)
+    assert answer.allowed
+    assert "at most 100000 values in all" in answer.warnings[0]
