@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 import structlog
 from msgspec import Struct
@@ -37,6 +38,8 @@ POLL_S = 10.0
 # While replicas are to accept the next secret, and after a failure.
 RETRY_S = 1.0
 FETCH_TIMEOUT_S = 3.0
+# After its grace period a replica is killed; clocks differ.
+TERMINATION_S = 10.0
 MAX_REPORT_BYTES = 64 * 1024
 
 FetchReport = Callable[[str, int], PathReport | None]
@@ -71,7 +74,8 @@ class PathController:
         self._webhooks = WebhookConfigurations(cluster, namespace)
         self._announced = PLAIN
         self._instances: set[str] = set()
-        self._has_lost_replica = False
+        # Until it has seen all replicas: one may have been lost together with the process that led before.
+        self._has_lost_replica = True
         self._last_why = ""
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._informers: list[Informer[WebhookConfiguration] | Informer[Workload]] = [
@@ -160,7 +164,7 @@ class PathController:
             SECRET_PATHS_ANNOTATION in metadata.annotations
             for metadata in (deployment.metadata, *(pod.metadata for pod in pods))
         )
-        addresses = [pod.status.pod_ip for pod in pods if is_called(pod)] if is_supported else []
+        addresses = [pod.status.pod_ip for pod in pods if is_called(pod, self._wall())] if is_supported else []
         reports = [self._fetch_report(address, self._terms.ops_port) for address in addresses]
         self._notice_lost_replicas({report.instance for report in reports if report is not None})
         return ObservedPaths(
@@ -178,13 +182,15 @@ class PathController:
         self._instances = instances
 
 
-def is_called(pod: Pod) -> bool:
+def is_called(pod: Pod, now: float) -> bool:
     """Whether API servers may call a replica: it is ready, or it is terminating and was so a moment ago."""
     # Another one reads the configurations before it is ready.
     if not pod.status.pod_ip or pod.status.phase != "Running":
         return False
-    is_ready = any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions)
-    return is_ready or pod.metadata.deletion_timestamp is not None
+    if (deletion := pod.metadata.deletion_timestamp) is not None:
+        # Of a node that is gone, pods stay terminating for ever. The timestamp is the end of the grace period.
+        return now < datetime.fromisoformat(deletion).timestamp() + TERMINATION_S
+    return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions)
 
 
 def fetch_report_over_http(address: str, port: int) -> PathReport | None:

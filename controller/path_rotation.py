@@ -6,8 +6,9 @@
 Which step comes next is derived from what the configurations and the replicas show. Only the next secret itself is in
 no object; a controller that does not know it announces another one.
 
-A secret is replaced when it is old, after a call that failed, and when a replica is gone, whose calls may have failed:
-the API server prints the URL of a failed call to the user whose request it was.
+A secret is replaced when it is old, after a call that failed, and when a replica is gone, whose calls may have failed,
+or may have gone before the controller looked: the API server prints the URL of a failed call to the user whose request
+it was.
 """
 
 from collections.abc import Sequence
@@ -92,7 +93,7 @@ def reason_to_rotate(observed: ObservedPaths, secret: str, rotation_s: float, no
         return ""
     if any(report is not None and record.current in report.failed for report in observed.reports):
         return "a call failed"
-    return "a replica is gone" if observed.has_lost_replica else ""
+    return "a replica is or may be gone" if observed.has_lost_replica else ""
 
 
 def is_accepted_by_all(digest: str, reports: Sequence[PathReport | None]) -> bool:

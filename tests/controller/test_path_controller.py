@@ -1,12 +1,13 @@
 """The path controller on an in-memory cluster; simulated replicas read webhook configurations as real ones do."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from cluster.in_memory import InMemoryCluster
 from cluster.objects import DEPLOYMENTS, MUTATING_WEBHOOKS, NAMESPACES, PODS, VALIDATING_WEBHOOKS
-from controller.path_controller import PathController, PathTerms
+from controller.path_controller import TERMINATION_S, PathController, PathTerms
 from controller.path_rotation import MIN_AGE_S, PathStep
 from settings.configuration import Configuration
 from vcuda.names import PATHS_ANNOTATION, SECRET_PATHS_ANNOTATION, WEBHOOK
@@ -193,6 +194,32 @@ def test_a_replica_that_is_not_called_holds_nothing_up(world: World) -> None:
     del world.replicas["10.0.0.3"]
     world.now += ROTATION_S
     assert world.settle() != first
+
+
+def test_a_replica_on_a_node_that_is_gone_holds_nothing_up(world: World) -> None:
+    """Its pod is terminating for ever; until the end of its grace period it may still be called."""
+    first = installed(world)
+    world.cluster.patch(PODS, "webhook-2", SYSTEM, {"metadata": {"finalizers": ["test/kept"]}})
+    world.cluster.delete(PODS, "webhook-2", SYSTEM)
+    del world.replicas["10.0.0.2"]
+    ends = world.cluster.get(PODS, "webhook-2", SYSTEM).metadata.deletion_timestamp
+    assert ends is not None
+    world.now = datetime.fromisoformat(ends).timestamp()
+    assert [world.reconcile() for _ in range(2)] == [PathStep.ANNOUNCE, PathStep.WAIT]
+    world.now += TERMINATION_S
+    assert world.settle() != first
+
+
+def test_a_new_leader_replaces_the_secret_once(world: World) -> None:
+    """A replica may have been lost together with the former leader."""
+    first = installed(world)
+    world.controller = world.new_controller()
+    assert world.settle() == first
+    world.now += MIN_AGE_S
+    second = world.settle()
+    assert second != first
+    world.now += MIN_AGE_S
+    assert world.settle() == second
 
 
 def test_replicas_serve_what_is_registered_without_a_controller(world: World) -> None:
