@@ -37,6 +37,8 @@ CONFLICT_DELAY_S = 0.01
 WRITER_BYTES = 3
 # A call to the API server with less time than this is not started: it would most likely end in a timeout.
 MIN_CALL_S = 0.2
+# A change with less time than this does not wait for the turn: it has to be read, written, and perhaps written again.
+OUT_OF_TURN_S = 3 * MIN_CALL_S
 # How often a batch looks for a ledger that it requested from the controller.
 LEDGER_POLL_S = 0.05
 # A cached ledger saves one read per batch. Only busy namespaces gain from it, and a document has up to 900 kB.
@@ -142,8 +144,7 @@ class LedgerCommitter:
             batch.append(PendingChange(change, self._clock() + timeout_s, on_result, read_only))
             is_first = len(batch) == 1
         # A batch that has begun is queued already, perhaps until this process's turn.
-        if is_first:
-            self._queue.add(namespace)
+        self._queue.add_after(namespace, 0.0 if is_first else max(0.0, timeout_s - OUT_OF_TURN_S))
 
     def apply(self, namespace: str, change: LedgerChange, timeout_s: float, *, read_only: bool = False) -> ChargeResult:
         """See LedgerWriter."""
@@ -185,13 +186,10 @@ class LedgerCommitter:
 
     def _commit(self, namespace: str, batch: list[PendingChange]) -> list[tuple[PendingChange, Result]]:
         """Apply a batch and write the ledger; returns the changes that are completed. All others are queued again."""
-        # One late caller must not shorten the timeout of the whole batch.
-        earliest = self._clock() + MIN_CALL_S
-        expired = all_failed((pending for pending in batch if pending.deadline <= earliest), NOT_IN_TIME)
-        batch = [pending for pending in batch if pending.deadline > earliest]
+        expired, batch = self._split_off_expired(batch)
         if not batch:
             return expired
-        if (delay_s := self._turns.delay_s(namespace)) > 0:
+        if (delay_s := self._turn_delay_s(namespace, batch)) > 0:
             return expired + self._requeue(namespace, batch, delay_s)
         began_ms = self._turns.clock_ms()
         try:
@@ -210,11 +208,14 @@ class LedgerCommitter:
         if stored is None or stored.ledger.state is LedgerState.REQUESTED:
             return self._wait_for_ledger(namespace, stored, batch)
         self._turns.observe(namespace, stored.ledger.schedule)
-        if (delay_s := self._turns.delay_s(namespace)) > 0:
-            return self._requeue(namespace, batch, delay_s)
+        expired, batch = self._split_off_expired(batch)  # the read may have taken long
+        if not batch:
+            return expired
+        if (delay_s := self._turn_delay_s(namespace, batch)) > 0:
+            return expired + self._requeue(namespace, batch, delay_s)
         results, ledger = apply_changes(stored.ledger, batch)
         if cached is not None and (ledger.changes == 0 or any(map(is_refused, results))):
-            return self._requeue(namespace, batch)  # the ledger is no longer cached, and is read then
+            return expired + self._requeue(namespace, batch)  # the ledger is no longer cached, and is read then
         # A ledger that is full refuses pods, and newer quotas may not fit into it.
         is_full = ledger.size() > MAX_STORED_BYTES and all(map(is_refused, results))
         if ledger.changes and not is_full:
@@ -225,11 +226,27 @@ class LedgerCommitter:
             self._turns.observe(namespace, ledger.schedule)
         self._put_cached(namespace, stored)
         self.counts.batches[len(batch)] += 1
-        return list(zip(batch, results, strict=True))
+        return expired + list(zip(batch, results, strict=True))
+
+    def _split_off_expired(
+        self, batch: list[PendingChange]
+    ) -> tuple[list[tuple[PendingChange, Result]], list[PendingChange]]:
+        """Return the changes for which it is too late, as failed, and the others."""
+        earliest = self._clock() + MIN_CALL_S
+        expired = all_failed((pending for pending in batch if pending.deadline <= earliest), NOT_IN_TIME)
+        return expired, [pending for pending in batch if pending.deadline > earliest]
+
+    def _turn_delay_s(self, namespace: str, batch: list[PendingChange]) -> float:
+        """Return how long to wait for the turn. No change fails for that: where it came too late, it is not awaited."""
+        latest_s = min(pending.deadline for pending in batch) - OUT_OF_TURN_S - self._clock()
+        return min(self._turns.delay_s(namespace), latest_s)
 
     def _store_for(self, batch: list[PendingChange]) -> LedgerStore:
-        """Return the store for one call, which must end before the first deadline; raises Unavailable."""
-        remaining_s = min(pending.deadline for pending in batch) - self._clock()
+        """Return the store for one call; raises Unavailable.
+
+        It may take until the last deadline: one late caller must not shorten the timeout of the whole batch.
+        """
+        remaining_s = max(pending.deadline for pending in batch) - self._clock()
         if remaining_s < MIN_CALL_S:
             raise Unavailable(NOT_IN_TIME)
         return self._store.bounded(remaining_s)

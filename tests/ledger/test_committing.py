@@ -308,3 +308,54 @@ def test_reading_and_writing_share_one_deadline(
     ((_, result),) = committer._commit(TEAM, [PendingChange(charge(1), now[0] + deadline_s, print)])
     assert timeouts == pytest.approx(timeouts_s)
     assert isinstance(result, Unavailable) == (len(timeouts_s) == 1)
+
+
+def test_a_late_caller_fails_alone(monkeypatch: pytest.MonkeyPatch, cluster: FaultyCluster) -> None:
+    """A read that takes a part of its time leaves the others theirs."""
+    now, timeouts = [100.0], list[float]()
+    store = LedgerStore(cluster, SYSTEM)
+
+    def bounded(timeout_s: float) -> LedgerStore:
+        timeouts.append(timeout_s)
+        now[0] += 0.15
+        return store
+
+    monkeypatch.setattr(store, "bounded", bounded)
+    committer = LedgerCommitter(store, lambda: now[0])
+    batch = [PendingChange(charge(1), now[0] + left_s, print) for left_s in (0.3, 8, 8, 8)]
+    completed = committer._commit(TEAM, batch)
+    assert [each.deadline for each, result in completed if isinstance(result, Unavailable)] == [batch[0].deadline]
+    assert len(completed) == 4
+    assert timeouts == pytest.approx([8.0, 7.85])
+
+
+@pytest.fixture
+def late_turn(cluster: FaultyCluster) -> Iterator[LedgerCommitter]:
+    """A committer whose turn to write comes in some seconds."""
+    committer = LedgerCommitter(LedgerStore(cluster, SYSTEM))
+    store = LedgerStore(cluster, SYSTEM)
+    stored = store.read(TEAM)
+    assert stored is not None
+    ledger = stored.ledger.copy()
+    for writer in (committer._turns.writer, "a", "b", "c"):
+        ledger.schedule = ledger.schedule.after_write(writer, Turn(wall_clock_ms(), 10_000, 10), {})
+    ledger.schedule = ledger.schedule.after_write(committer._turns.writer, Turn(wall_clock_ms(), 10_000, 10), {})
+    committer._turns.observe(TEAM, store.write(stored, ledger).ledger.schedule)
+    yield committer.start()
+    committer.stop()
+
+
+def test_a_change_for_which_the_turn_comes_too_late_is_written_out_of_turn(late_turn: LedgerCommitter) -> None:
+    """And in time: contention alone fails no create."""
+    assert late_turn._turns.delay_s(TEAM) > 5
+    assert not late_turn.apply(TEAM, charge(1), 1.5).reasons
+
+
+def test_a_change_with_little_time_does_not_wait_as_long_as_the_one_before(late_turn: LedgerCommitter) -> None:
+    results: list[Result] = []
+    late_turn.submit(TEAM, charge(1), 60, results.append)
+    began = time.monotonic()
+    late_turn.submit(TEAM, charge(1), 1.5, results.append)
+    eventually(lambda: len(results) == 2, "both results")
+    assert time.monotonic() - began < 1.5
+    assert [each for each in results if not isinstance(each, ChargeResult) or each.reasons] == []
