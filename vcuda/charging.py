@@ -5,6 +5,7 @@ pod can get, so that the charge is only ever lowered when the pod is bound.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
 
 from msgspec import Struct
@@ -188,6 +189,15 @@ def is_refused(candidate: Candidate, usage: QuotaUsage, demand: Demand, amounts:
         or unknown_memory_limit(candidate, usage, demand) is not None
         or bool(usage.exceeded_limits(candidate.model, amounts))
     )
+
+
+def common_limits(
+    usage: QuotaUsage, demand: Demand, options: PodOptions, cards: Mapping[str, int]
+) -> AbstractSet[LimitKey]:
+    """Return the limits that a demand exceeds on every granted model: it fits on none until these are raised."""
+    granted = [each for each in candidates(usage.quotas, options, cards) if usage.grants(each.model)]
+    exceeded = [{*usage.exceeded_limits(each.model, charge_on(each, demand)[1])} for each in granted]
+    return set.intersection(*exceeded) if exceeded else set()
 
 
 def count_fitting(usage: QuotaUsage, demand: Demand, options: PodOptions, cards: Mapping[str, int], wanted: int) -> int:

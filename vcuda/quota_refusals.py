@@ -38,6 +38,11 @@ class RemedyContext(Struct, frozen=True):
 DEFAULT_REMEDIES = RemedyContext()
 
 
+def limit_field(key: LimitKey) -> str:
+    quota, line, dimension = key
+    return f"{quota}: types.{line}.{dimension}"
+
+
 def quota_exceeded(
     key: LimitKey,
     amounts: Amounts,
@@ -48,7 +53,7 @@ def quota_exceeded(
     now_s: int | None = None,
 ) -> Reason:
     """Refuse amounts of a model that exceed a limit. `unit_mib` is 0 if the pod cannot ask for less memory."""
-    quota, line, dimension = key
+    _, line, dimension = key
     asked, used, reserved, hard = amounts[dimension], usage.used[key], usage.reserved[key], usage.hard[key]
     short = used + reserved + asked - hard
     scope = "of all types together" if line == ALL_TYPES else f"of {line}"
@@ -73,7 +78,7 @@ def quota_exceeded(
     largest = largest_request(dimension, usage.hard.free(usage.taken, key), unit_mib)
     return Reason(
         code=Code.QUOTA_EXCEEDED,
-        field=f"{quota}: types.{line}.{dimension}",
+        field=limit_field(key),
         value=str(asked),
         message=message,
         # Waiting does not help a pod that asks for more than the whole quota.
@@ -128,10 +133,9 @@ def add_alternatives(reasons: Sequence[Reason], models: Sequence[str], annotatio
 
 
 def card_memory_unknown(model: GpuModel, key: LimitKey) -> Reason:
-    quota, line, dimension = key
     return Reason(
         code=Code.CARD_UNKNOWN,
-        field=f"{quota}: types.{line}.{dimension}",
+        field=limit_field(key),
         value=model.name,
         message="the quota limits memory, and the pod takes all or a fraction of its GPU's memory, but no node reports "
         "how much memory a GPU of this model has",

@@ -13,12 +13,12 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from vcuda.catalogue import CardModel
-from vcuda.charging import PodDemand, fill, fit_charge
+from vcuda.charging import PodDemand, common_limits, fill, fit_charge
 from vcuda.decision import BadRequest, Code, Decision, Reason, printable
 from vcuda.names import LAST_APPLIED_ANNOTATION
 from vcuda.namespace_policy import NamespacePolicy
 from vcuda.pod_options import PodOptions
-from vcuda.quota_refusals import EXCEEDED
+from vcuda.quota_refusals import EXCEEDED, limit_field
 from vcuda.quota_usage import QuotaUsage
 from vcuda.workload_kinds import BY_GROUP_KIND, CRON_JOB_TEMPLATE
 from webhook.admission_config import AdmissionConfig
@@ -213,6 +213,9 @@ def quota_warnings(planned: PlannedPods, usage: QuotaUsage) -> tuple[str, ...]:
     next_reasons = fit_charge(filled, planned.demand, planned.options, planned.cards).reasons
     binding = {each.field for each in next_reasons}
     reasons = tuple(each for each in reasons if each.field in binding) or reasons
+    # Nor does it help to raise the limit of one model, if one of all models is exceeded as well.
+    common = set(map(limit_field, common_limits(filled, planned.demand, planned.options, planned.cards)))
+    reasons = tuple(sorted(reasons, key=lambda each: each.field not in common))
     if planned.count == 1:
         fact = "the pod does not fit the namespace's quota now"
     elif not fitting:

@@ -274,6 +274,15 @@ def test_the_warning_names_the_limit_that_keeps_the_next_pod_out(make_caller: Ma
     )
 
 
+def test_the_warning_names_the_limit_that_is_exceeded_on_every_model(make_caller: MakeCaller) -> None:
+    """More cores of A100 would not let one more pod in, nor would more of T4."""
+    quota = parse_quota("types: {A100: {cores: 100}, T4: {cores: 50}, '*': {cores: 120}}", "team/quota")
+    (warning,) = make_caller(quotas=[quota]).validate(workload(pod(gpu()), replicas=10)).warnings
+    assert warning.startswith(
+        "only 2 of 10 pods fit the namespace's quota now: team/quota: types.*.cores: '500': asked 500 cores"
+    )
+
+
 def test_pods_that_no_quota_grants_cause_a_warning_with_quota_and_model(make_caller: MakeCaller) -> None:
     api = make_caller(quotas=[parse_quota("types: {A100: {cores: 200}}", "team/quota")])
     (warning,) = api.validate(workload(pod(gpu(), annotations={NAMES.use_models: "T4"}), replicas=5)).warnings
