@@ -98,7 +98,7 @@ class StrictConstructor(yaml.constructor.SafeConstructor):
     def reject_tag(self, node: yaml.Node) -> None:
         tag = node.tag
         short = f"!!{tag.removeprefix(TAG_PREFIX)}" if tag.startswith(TAG_PREFIX) else tag
-        raise error_at(node, f"unknown tag {printable(short)!r}; remove it")
+        raise error_at(node, f"the tag {printable(short)!r} is not supported; remove it")
 
 
 # By name, so that subclasses can override the method: PyYAML calls the registered function, not a method.
@@ -109,8 +109,9 @@ StrictConstructor.add_constructor(TIMESTAMP, StrictConstructor.construct_scalar)
 # As keys they are something else; as values, `<<` and `=` are text to Kubernetes.
 for tag in (MERGE, VALUE):
     StrictConstructor.add_constructor(tag, StrictConstructor.construct_scalar)  # type: ignore[type-var]
-# PyYAML calls the constructor of None for a tag without a constructor.
-StrictConstructor.add_constructor(None, StrictConstructor.reject_tag)  # type: ignore[type-var]
+# PyYAML calls the constructor of None for a tag without a constructor. JSON has no value for those of the other tags.
+for unsupported in (None, *(f"{TAG_PREFIX}{name}" for name in ("set", "binary", "omap", "pairs"))):
+    StrictConstructor.add_constructor(unsupported, StrictConstructor.reject_tag)  # type: ignore[type-var]
 
 
 class DecimalConstructor(StrictConstructor):

@@ -385,6 +385,9 @@ def test_an_empty_list_has_no_findings(items: str) -> None:
         ("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [], x: .inf}\n", 1),
         ("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a]\n", 0),
         (json.dumps(workload(pod(gpu()), "CronJob", "batch/v1", schedule="x")), 0),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {labels: !!set {a, b}}\n", 2),
+        ("apiVersion: v1\nkind: Pod\nspec: !!binary aGVs\n", 2),
+        ("apiVersion: v1\nkind: Pod\nspec: {containers: !!pairs [a: b]}\n", 2),
     ],
     ids=[
         "metadata that is a text",
@@ -392,12 +395,16 @@ def test_an_empty_list_has_no_findings(items: str) -> None:
         "an infinite number",
         "a kind of others",
         "a usual CronJob",
+        "a set",
+        "bytes",
+        "pairs",
     ],
 )
 def test_unusual_documents_cause_no_traceback(text: str, code: int) -> None:
     done = run("admit", "-", stdin=text)
     assert done.exit_code == code, done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit)
+    for each in (done, run("lint", "-", stdin=text)):
+        assert each.exception is None or isinstance(each.exception, SystemExit)
 
 
 BROKEN_BY_A_CARELESS_EDIT = {

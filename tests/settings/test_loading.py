@@ -141,7 +141,7 @@ INVALID_FILES = {
     "invalid YAML": (HEAD + "log: {level: info\n", "line 4, column 1: invalid YAML"),
     "a tag that would run code": (
         HEAD + "domain: !!python/object/apply:os.system [true]\n",
-        "unknown tag '!!python/object/apply:os.system'; remove it",
+        "the tag '!!python/object/apply:os.system' is not supported; remove it",
     ),
 }
 

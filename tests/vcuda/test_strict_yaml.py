@@ -166,10 +166,14 @@ ERRORS = {
     "a control character": ("a: b\nc: \x00\n", "line 2: invalid YAML: the character U+0000 is not allowed"),
     "a value that does not match its tag": ("a: !!int x\n", "line 1: 'x' is not a valid int"),
     "a number that is none": ("a: !!float x\n", "line 1: 'x' is not a valid float"),
-    "an unknown tag": ("a: !x y\n", "line 1: unknown tag '!x'; remove it"),
+    "an unknown tag": ("a: !x y\n", "line 1: the tag '!x' is not supported; remove it"),
+    "a set": ("a: !!set {b, c}\n", "line 1: the tag '!!set' is not supported; remove it"),
+    "bytes": ("a: !!binary aGVs\n", "line 1: the tag '!!binary' is not supported; remove it"),
+    "pairs": ("a: !!pairs [b: c]\n", "line 1: the tag '!!pairs' is not supported; remove it"),
+    "an ordered mapping": ("a: !!omap [b: c]\n", "line 1: the tag '!!omap' is not supported; remove it"),
     "a tag of Python": (
         "a: 1\nb: !!python/object/apply:os.system [x]\n",
-        "line 2: unknown tag '!!python/object/apply:os.system'; remove it",
+        "line 2: the tag '!!python/object/apply:os.system' is not supported; remove it",
     ),
 }
 
