@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from cluster.object_schema import Mismatch, Steps, mismatches
+from cluster.object_schema import RANGES, Mismatch, Steps, mismatches
 from vcuda.decision import Code, Reason, printable
 from vcuda.request import container_duplicate
 from vcuda.workload_kinds import BY_KIND, WORKLOAD_KINDS
@@ -39,7 +39,8 @@ IN_WORDS = {
     "bool": "true or false",
     "list": "a list",
     "dict": "an object",
-}
+} | {name: f"a whole number from {least} to {most}" for name, (least, most) in RANGES.items()}
+SCALARS = ("int", "bool", *RANGES)
 
 
 def schema_problems(document: dict[str, Any], sources: Mapping[Steps, str] | None = None) -> Iterator[SchemaProblem]:
@@ -83,7 +84,7 @@ def structure_problems(document: dict[str, Any]) -> Iterator[SchemaProblem]:
     for each in mismatches(with_served_version(document)):
         if not each.expected:
             yield field_unknown(each)
-        elif each.expected in ("int", "bool") and isinstance(each.value, str | int | float):
+        elif each.expected in SCALARS and isinstance(each.value, str | int | float):
             yield scalar_expected(each)
         elif not is_unquoted(each):
             yield other_structure_expected(each, str(document.get("kind")))

@@ -478,6 +478,14 @@ REJECTED_BY_THE_API: dict[str, tuple[dict[str, str], str]] = {
         {"container": '\n    stdin: "true"'},
         "8: spec.containers[0].stdin: 'true': the API server accepts only true or false here",
     ),
+    "a number of more than 32 bits": (
+        {"container": "\n    ports: [{containerPort: 99999999999}]"},
+        "8: spec.containers[0].ports[0].containerPort: '99999999999': the API server accepts only a whole number",
+    ),
+    "a number of more than 64 bits": (
+        {"spec": "\n  terminationGracePeriodSeconds: 99999999999999999999"},
+        "5: spec.terminationGracePeriodSeconds: '99999999999999999999': the API server accepts only a whole number",
+    ),
     "a short boolean": (
         {"container": "\n    env: [{name: A, value: y}]"},
         "8: spec.containers[0].env[0].value: 'y': YAML reads this as true",
@@ -516,12 +524,39 @@ def test_what_the_api_server_rejects_is_an_error_with_its_line(
         "args: [1:30, =, null]",
         "livenessProbe: {httpGet: {port: http}}",
         "livenessProbe: {httpGet: {port: 80}}",
+        "securityContext: {runAsUser: 4294967295}",
     ],
 )
 def test_what_the_api_server_accepts_is_no_error(field: str) -> None:
     """Dates and numbers in base 60 are text to Kubernetes."""
     manifest = MANIFEST.format(metadata="", spec="\n  volumes: []", container=f"\n    {field}", core="50")
     assert (linted := run("lint", "-", stdin=manifest)).exit_code == 0, linted.output
+
+
+@pytest.mark.parametrize("replicas", [-1, 99999999999999999999, 2**31])
+def test_replicas_that_the_api_server_rejects_are_an_error(replicas: int) -> None:
+    text = json.dumps(workload(pod(gpu()), replicas=replicas))
+    for command in ("admit", "lint"):
+        done = run(command, "-", stdin=text)
+        assert done.exit_code == 1
+        assert f"'{replicas}': the API server accepts only a whole number from 0 to 2147483647" in done.output
+
+
+@pytest.mark.parametrize(
+    ("fields", "finding"),
+    [
+        ("metadata: {name: x, labels: {inspur.com/gpu-quota: true}}", "metadata.labels[inspur.com/gpu-quota]: 'true'"),
+        ("metadata: 3", "metadata: must be an object, not a whole number"),
+        ("metadata: {name: x}\ndata: []", "data: must be an object, not a list"),
+        ("metadata: {name: x}\ndata: {a: 1}", "data[a]: '1': YAML reads this as a number"),
+    ],
+)
+def test_a_config_map_that_the_api_server_rejects_is_an_error(fields: str, finding: str) -> None:
+    """Also one that would be a quota if its label were text."""
+    for command in ("admit", "lint"):
+        done = run(command, "-", stdin=f"apiVersion: v1\nkind: ConfigMap\n{fields}\n")
+        assert done.exit_code == 1, done.output
+        assert finding in done.output
 
 
 def test_a_date_in_a_quota_is_an_error_with_its_place(tmp_path: Path) -> None:
