@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from vcuda.decision import shorten
 from webhook.admission import AdmissionOutcome
-from webhook.review import MAX_REASON, NULL, Request, User, limit_decision
+from webhook.review import MAX_REASON, NULL, GroupVersionKind, Request, User, limit_decision
 
 # Older ones are dropped. On a busy cluster this covers minutes; metrics and events last longer.
 MAX_DECISIONS = 1000
@@ -45,9 +45,13 @@ class DecisionLog:
 
 
 def summary_of(request: Request) -> Request:
-    """Return a request without its objects, which may be large, and whose env may hold secrets."""
+    """Return what is shown of a request: without its objects, which may be large, and whose env may hold secrets."""
     return replace(
         request,
+        uid="",  # not shown
+        kind=GroupVersionKind(kind=shorten(request.kind.kind, MAX_TEXT)),
+        sub_resource="",
+        operation=shorten(request.operation, MAX_TEXT),
         object=NULL,
         old_object=NULL,
         name=shorten(request.name, MAX_TEXT),
