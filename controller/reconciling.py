@@ -138,11 +138,17 @@ class NamespaceReconciler:
         )
         with suppress(ApiError, Unavailable):
             self._report_problem(namespace, problem)
-            cached, ledger = self._caches.ledger_of(namespace), Ledger()
-            # Without a ledger, the status has the limits at least.
-            quotas = self._caches.quotas.namespace_quotas(namespace)
-            ledger.set_quotas(quotas.quotas, 0, quotas.versions)
-            self._write_status(namespace, ledger if cached is None else read_ledger(cached).ledger, problem)
+            self._write_status(namespace, self._last_known_ledger(namespace), problem)
+
+    def _last_known_ledger(self, namespace: str) -> Ledger:
+        """Return the cached ledger; one with the quotas alone if there is none, or it cannot be read."""
+        cached = self._caches.ledger_of(namespace)
+        with suppress(UnreadableLedger):
+            if cached is not None:
+                return read_ledger(cached).ledger
+        ledger, quotas = Ledger(), self._caches.quotas.namespace_quotas(namespace)
+        ledger.set_quotas(quotas.quotas, 0, quotas.versions)
+        return ledger
 
     def _report_problem(self, namespace: str, problem: str) -> None:
         """Record an event about a problem that is new."""

@@ -14,7 +14,7 @@ from vcuda.amounts import Amounts
 from vcuda.decision import Unavailable
 from vcuda.dimensions import CORES
 from vcuda.ledger import ChargeRequest, pack_uid, reserve
-from vcuda.names import LEDGER_PREFIX, QUOTA_STATUS, STATUS_KEY
+from vcuda.names import DEFAULT_SYSTEM_NAMESPACE, LEDGER_KEY, LEDGER_PREFIX, QUOTA_STATUS, STATUS_KEY
 from vcuda.namespace_policy import Mode
 from vcuda.pod_options import PodOptions
 
@@ -117,6 +117,24 @@ def test_a_ledger_that_cannot_be_written_is_reported(
     assert event.type == "Warning"
     monkeypatch.setattr(world.cluster, "update", update)
     eventually(lambda: world.taken("A100") == 100 and not notes(world), "the end of the note", timeout_s=60)
+
+
+def test_an_unreadable_ledger_that_cannot_be_deleted_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the limits of the quotas: the numbers from before would look as if all were well."""
+    world.quota("types: {A100: {cores: 400}}")
+    world.start()
+    eventually(world.status, "the quota")
+    delete = world.cluster.delete
+
+    def fail(kind: Any, name: str, *arguments: Any, **options: Any) -> None:
+        if name.startswith(LEDGER_PREFIX):
+            raise Rejected("forbidden: no right to delete configmaps", code=403)
+        delete(kind, name, *arguments, **options)
+
+    monkeypatch.setattr(world.cluster, "delete", fail)
+    world.cluster.patch(CONFIG_MAPS, LEDGER_PREFIX + TEAM, DEFAULT_SYSTEM_NAMESPACE, {"data": {LEDGER_KEY: "{}"}})
+    eventually(lambda: "no right to delete configmaps" in notes(world), "the note", timeout_s=60)
+    monkeypatch.setattr(world.cluster, "delete", delete)
 
 
 def test_pods_for_which_a_ledger_has_no_room_are_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
