@@ -1,7 +1,7 @@
 """Which waiting workloads are retried: as many as there is room for, the oldest first. A pure function of values.
 
-A retry whose workload creates no pod backs off, so that neither a workload that fails for another reason nor one whose
-room was taken by another is retried in a circle. While a retry is on its way, its room counts as taken.
+A retry whose workload creates no pod backs off, so that a workload that fails for another reason is not retried in a
+circle; once there is no room for it, it starts anew. While a retry is on its way, its room counts as taken.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cluster.backoff import Backoff
 from controller.waiting_workloads import WaitingWorkload
-from vcuda.charging import PodDemand, fill
+from vcuda.charging import PodDemand, count_fitting, fill
 from vcuda.quota_usage import QuotaUsage
 
 # How long a workload's controller may take to create pods, and to show that in the status: after a retry, and where
@@ -38,6 +38,14 @@ class Attempts(Struct, frozen=True):
         tries = self.tries + 1 if self.tries and self.progress == workload.progress else 1
         return replace(self, tries=tries, tried_at=now, progress=workload.progress)
 
+    def without_room(self) -> "Attempts":
+        """Return the attempts for when there is room again: what failed for the lack of it says nothing about that."""
+        return replace(self, tries=0)
+
+    def has_failed(self, workload: WaitingWorkload, now: float) -> bool:
+        """Whether the last retry has created no pod."""
+        return bool(self.tries) and self.progress == workload.progress and not self.is_underway(workload, now)
+
     def is_underway(self, workload: WaitingWorkload, now: float) -> bool:
         """Whether the last retry may still create pods."""
         return bool(self.tries) and self.progress == workload.progress and now < self.tried_at + SETTLE_S
@@ -58,15 +66,32 @@ class Room(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """Workloads to retry now, and when the next one may be due; None if none is."""
+    """Workloads to retry now, and when the next one may be due; None if none is.
+
+    `without_room` are the UIDs of workloads that were retried and have no room now: others have taken it.
+    """
 
     retries: tuple[WaitingWorkload, ...] = ()
     next_at: float | None = None
+    without_room: frozenset[str] = frozenset()
 
 
 def demand_key(workload: WaitingWorkload) -> tuple[object, ...]:
     """Return what workloads have in common of which none fits if one does not."""
     return tuple((each.role, each.share) for each in workload.request.containers), workload.options
+
+
+def workloads_without_room(
+    workloads: Collection[WaitingWorkload], attempts: Mapping[str, Attempts], room: Room, now: float
+) -> frozenset[str]:
+    """Return the UIDs of workloads whose retry has failed, and for which there is no room before a round of retries."""
+    has_room: dict[tuple[object, ...], bool] = {}
+    failed = [each for each in workloads if attempts[each.metadata.uid].has_failed(each, now)]
+    for each in failed:
+        if (key := demand_key(each)) not in has_room and len(has_room) < MAX_TRIED:
+            demand = PodDemand(each.request, room.unit_mib)
+            has_room[key] = count_fitting(room.usage, demand, each.options, room.cards, 1) > 0
+    return frozenset(each.metadata.uid for each in failed if not has_room.get(demand_key(each), True))
 
 
 def choose_retries(
@@ -79,7 +104,9 @@ def choose_retries(
     # Room only shrinks: where one workload does not fit, an equal one does not either.
     refused: set[tuple[object, ...]] = set()
     tried = 0
-    for each in sorted(workloads, key=lambda workload: (workload.created, workload.metadata.name)):
+    without_room = workloads_without_room(workloads, attempts, room, now)
+    candidates = [each for each in workloads if each.metadata.uid not in without_room]
+    for each in sorted(candidates, key=lambda workload: (workload.created, workload.metadata.name)):
         attempt, key = attempts[each.metadata.uid], demand_key(each)
         due_at, underway = attempt.due_at(each), attempt.is_underway(each, now)
         if due_at > now:
@@ -99,4 +126,4 @@ def choose_retries(
             refused.add(key)
         if fitting and not underway:
             retries.append(each)
-    return Choice(tuple(retries), min(later, default=None))
+    return Choice(tuple(retries), min(later, default=None), without_room)

@@ -156,7 +156,12 @@ class WorkloadRetrier:
         with self._lock:
             attempts = {each.metadata.uid: self._attempts.get(each.metadata.uid) for each in waiting}
         known = {uid: each for uid, each in attempts.items() if each is not None}
-        return choose_retries([each for each in waiting if each.metadata.uid in known], known, room, self._clock())
+        choice = choose_retries([each for each in waiting if each.metadata.uid in known], known, room, self._clock())
+        with self._lock:
+            for uid in choice.without_room:
+                if (before := self._attempts.get(uid)) is not None:
+                    self._attempts[uid] = before.without_room()
+        return choice
 
     def _recent_cards(self) -> set[CardModel]:
         if self._clock() - self._cards_at > CARDS_S:

@@ -94,6 +94,21 @@ def test_retries_that_create_no_pod_back_off_and_leave_the_room_to_others() -> N
     assert names(choose([waiting("a"), waiting("b")], 1, NOW + 6, a=attempt)) == ["a"]
 
 
+def test_a_retry_that_lost_its_room_is_made_again_as_soon_as_there_is_room() -> None:
+    """Not up to ten minutes later; while it is underway, its own pods may have taken the room."""
+    attempt = replace(Attempts(0), tries=9, tried_at=NOW)
+    assert choose([waiting("a")], 0, NOW + 1, a=attempt).without_room == frozenset()
+    choice = choose([waiting("a"), waiting("b")], 0, NOW + SETTLE_S, a=attempt)
+    assert choice == Choice(without_room=frozenset({"a"}))
+    assert names(choose([waiting("a")], 1, NOW + SETTLE_S, a=attempt.without_room())) == ["a"]
+
+
+def test_room_that_another_retry_of_the_round_takes_is_no_lack_of_room() -> None:
+    """Two workloads that fail for another reason would reset each other in a circle."""
+    attempt = replace(Attempts(0), tries=9, tried_at=NOW)
+    assert choose([waiting("a"), waiting("b")], 1, NOW + SETTLE_S, b=attempt).without_room == frozenset()
+
+
 def test_a_workload_that_has_created_a_pod_since_is_retried_at_once() -> None:
     attempt = replace(Attempts(0), tries=5, tried_at=NOW, progress=1)
     again = waiting("a", progress=2)

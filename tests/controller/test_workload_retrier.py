@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from cluster.objects import NAMESPACES, PODS
 from cluster.pod_creators import POD_CREATORS, PodCreator
+from controller.choosing_retries import SETTLE_S, Attempts
 from controller.workload_retrier import WorkloadRetrier
 from settings.configuration import ControllerSettings
 from tests.controller.test_quota_controller import CONFIGURATION, TEAM, World
@@ -120,6 +121,20 @@ def test_a_standby_retries_nothing_and_a_new_leader_what_it_finds(world: World) 
     retrier._is_leading = lambda: True
     retrier.retry_all()
     eventually(lambda: is_retried(world, "b"), "the other workload to be retried")
+
+
+def test_a_workload_that_lost_its_room_is_retried_when_there_is_room_again(world: World) -> None:
+    """Not after the backoff, of ten minutes by then."""
+    world.cluster.create(REPLICA_SETS, failed_set("a"))
+    start_full(world)
+    retrier = retrier_of(world)
+    eventually(lambda: retrier.waiting == 1, "the workload")
+    (workload,) = retrier._waiting_in(TEAM)
+    failed = Attempts(0.0, tries=9, tried_at=retrier._clock() - SETTLE_S, progress=workload.progress)
+    retrier._attempts[workload.metadata.uid] = failed
+    retrier.retry_fitting(TEAM)
+    end_first(world)
+    eventually(lambda: is_retried(world, "a"), "the workload to be retried")
 
 
 def test_it_can_be_switched_off(world: World) -> None:
