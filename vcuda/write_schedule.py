@@ -18,6 +18,8 @@ MAX_WRITERS = 16
 MIN_TURN_MS, MAX_TURN_MS = 10, 1000
 # The part of its turn in which a process may start to write: what starts later would end in the turn of the next one.
 START_PART = 0.5
+# The same for the process whose turn is first after a write.
+FIRST_PART = 2
 # A process without a turn, as the controller or one that has just started, needs a time without writes that is longer
 # than its own read and write. After BUSY_MS with shorter ones, all others leave it one.
 BUSY_MS, PAUSE_MS = 1000, 150
@@ -71,11 +73,11 @@ class WriteSchedule(Struct, frozen=True, rename="camel", omit_defaults=True):
         position = order.index(writer)
         pause_ms = PAUSE_MS if self.busy_ms >= BUSY_MS else 0
         first_ms = last_ms + lengths_ms[-1] + pause_ms + sum(lengths_ms[:position])
-        if position == 0:
-            return max(
-                now_ms, first_ms
-            )  # even late: as the turns move with every write, it could be late again and again
         circle_ms = sum(lengths_ms)
+        if position == 0 and now_ms < first_ms + FIRST_PART * own.length_ms:
+            # Late, but as the turns move with every write, it could be late again and again. If it is later, there were
+            # no writes for a while: then others are as likely to begin one at this moment.
+            return max(now_ms, first_ms)
         missed = -((first_ms + int(START_PART * own.length_ms) - now_ms) // circle_ms)
         return max(now_ms, first_ms + max(0, missed) * circle_ms)
 

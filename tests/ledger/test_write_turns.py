@@ -43,8 +43,12 @@ def simulate(
     *,
     outsiders: int = 0,
     duration_ms: int = 30_000,
+    pause_ms: int = 0,
 ) -> list[Writer]:
-    """Let the processes write; the last `outsiders` of them take no turns."""
+    """Let the processes write; the last `outsiders` of them take no turns.
+
+    `pause_ms` is the mean of the irregular times after which a process has something to write again.
+    """
     count = len(spans_ms)
     writers = [
         Writer(span, clock, starts_ms=start, takes_turns=number < count - outsiders)
@@ -69,6 +73,8 @@ def simulate(
                     continue
                 version += 1
                 each.writes.append(now_ms)
+                if pause_ms:
+                    each.starts_ms = now_ms + int(chance.expovariate(1 / pause_ms))
                 if each.takes_turns:
                     stored = each.turns.schedule_after_write(read, began_ms)
                     each.turns.observe(NAMESPACE, stored)
@@ -89,6 +95,12 @@ def test_one_write_in_ten_has_a_conflict_at_most(spans_ms: Sequence[int]) -> Non
     writers = simulate(spans_ms, duration_ms=60_000)
     assert conflicts_per_write(writers) < 0.1
     assert max(each.longest_wait_ms for each in writers) < DEADLINE_MS / 2
+
+
+def test_a_ledger_that_is_written_now_and_then_has_few_conflicts() -> None:
+    """Nobody waits for the others then, so that two may begin at the same moment."""
+    writers = simulate((20, 20, 20), duration_ms=300_000, pause_ms=300)
+    assert conflicts_per_write(writers) < 0.07
 
 
 @pytest.mark.parametrize("ahead_ms", [-20, 20, 50, -500, 500, 60_000, -60_000])
