@@ -26,7 +26,7 @@ webhook:
   maxBodyMib: 8             # larger requests are rejected
   handshakeTimeoutS: 5      # for the TLS handshake
   bodyTimeoutS: 5           # for the headers of a request, and again for its body
-  keepAliveS: 120           # for idle connections; longer than the API server's timeout, so that it closes them first
+  keepAliveS: 120           # for idle connections; longer than that of API servers, so that they close them first
   answerWithinS: 8          # for an answer; less if the API server's own timeout is shorter
   drainS: 15                # after SIGTERM: continue to answer, and close each connection after its next answer
   schedulerAliases: [gpu-scheduler]  # scheduler names that are replaced by the name of Quotient's scheduler
