@@ -8,7 +8,7 @@ counts against the container's memory as well.
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,21 +60,28 @@ class ContextSizes:
 
 
 class Observation(Struct, frozen=True):
-    """A container on one card: what NVML shows, and what its processes have accounted."""
+    """A container on one card: what NVML shows, and what its processes have accounted.
+
+    `processes` is 0 unless NVML shows as many as have accounted something.
+    """
 
     measured_mib: int
     accounted_bytes: int
     processes: int
 
 
-def residual_bytes(observations: Iterator[Observation] | deque[Observation]) -> int:
+def residual_bytes(observations: Collection[Observation]) -> int:
     """Return what no hook has counted: the least over the last samples, so that what NVML shows late does not count."""
     return max(0, min((each.measured_mib * MIB - each.accounted_bytes for each in observations), default=0))
 
 
-def context_mib(observation: Observation, charged_mib: int) -> int | None:
-    """Return what the context of a container's only process takes; None if that cannot be told."""
-    if observation.processes != 1:
+def context_mib(observations: Collection[Observation], charged_mib: int) -> int | None:
+    """Return what the context of a container's only process takes; None if that cannot be told.
+
+    Only where nothing has changed for a while: NVML shows a process that has just ended longer than the library does.
+    """
+    observation, *others = set(observations)
+    if others or observation.processes != 1:
         return None
     return observation.measured_mib - observation.accounted_bytes // MIB + charged_mib
 
@@ -135,11 +142,11 @@ class MemoryFeedback:
         if index is None or accounted is None or (measured_mib := sample.measured_mib) is None:
             return
         observations = self._observed.get((token, sample.card.uuid), deque(maxlen=SAMPLES))
-        observations.append(observation := observe(measured_mib, accounted, index, len(sample.processes)))
+        observations.append(observe(measured_mib, accounted, index, len(sample.processes)))
         seen[token, sample.card.uuid] = observations
         if len(observations) < SAMPLES:
             return
-        self._learn(sample, observation, limits[index])
+        self._learn(sample, observations, limits[index])
         update_limits(
             folder,
             index,
@@ -147,11 +154,12 @@ class MemoryFeedback:
             residual_bytes(observations),
         )
 
-    def _learn(self, sample: ContainerSample, observation: Observation, limits: CardLimits) -> None:
-        measured = context_mib(observation, limits.context_bytes // MIB)
+    def _learn(self, sample: ContainerSample, observations: Collection[Observation], limits: CardLimits) -> None:
+        measured = context_mib(observations, limits.context_bytes // MIB)
         if measured is not None:
             self._sizes.learn(sample.card.product, self._driver_version(), measured)
 
 
 def observe(measured_mib: int, accounted: AccountedUsage, card: int, processes: int) -> Observation:
-    return Observation(measured_mib, accounted.card_bytes[card], max(processes, len(accounted.pids)))
+    is_complete = processes == len(accounted.pids)
+    return Observation(measured_mib, accounted.card_bytes[card], processes if is_complete else 0)

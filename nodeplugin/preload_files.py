@@ -48,8 +48,8 @@ class Mount(Struct, frozen=True):
 class PreloadFiles:
     """Installs the library on the node, and prepares each container's files. `folder` is the same on the host."""
 
-    def __init__(self, folder: Path, containers: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-        self._folder, self._containers, self._mounts = folder, containers, mounts
+    def __init__(self, folder: Path, containers: Path, proc: Path = Path("/proc")) -> None:
+        self._folder, self._containers, self._proc = folder, containers, proc
         self._compiled = Path(str(resources.files(__package__).joinpath(COMPILED, platform.machine())))
         self._digest = ""
         self._log = structlog.get_logger()
@@ -77,7 +77,7 @@ class PreloadFiles:
         """Return why the library cannot be used on this node; empty if it can."""
         if not self._digest:
             return "the library that limits memory is not installed: compiled without zig, or not copied to the node"
-        if not is_shared(self._containers, self._mounts):
+        if not reaches_host(self._containers, self._proc):
             return f"mounts below {self._containers} do not reach the host: needs mountPropagation Bidirectional"
         return ""
 
@@ -162,17 +162,22 @@ def has_content(path: Path, content: bytes) -> bool:
     return False
 
 
-def mount_points(mounts: Path) -> Iterable[tuple[Path, Sequence[str]]]:
+def mount_points(mountinfo: Path) -> Iterable[tuple[Path, Sequence[str]]]:
     """Yield each mount point of this process with its optional fields, of which `shared:` says that others see it."""
     with suppress(OSError):
-        for line in mounts.read_text().splitlines():
+        for line in mountinfo.read_text().splitlines():
             words = line.split()
             yield Path(words[4].replace("\\040", " ")), words[FIELDS_BEFORE_OPTIONS : words.index("-")]
 
 
-def is_shared(folder: Path, mounts: Path) -> bool:
-    """Whether what is mounted below a folder appears on the host as well."""
-    above = [(point, fields) for point, fields in mount_points(mounts) if folder.is_relative_to(point)]
+def reaches_host(folder: Path, proc: Path) -> bool:
+    """Whether what is mounted below a folder appears on the host, where container runtimes take mounts from."""
+    with suppress(OSError):
+        # Not in a container of its own; process 1 is the host's.
+        if (proc / "self/ns/mnt").readlink() == (proc / "1/ns/mnt").readlink():
+            return True
+    points = mount_points(proc / "self/mountinfo")
+    above = [(point, fields) for point, fields in points if folder.is_relative_to(point)]
     if not above:
         return False
     _, fields = max(above, key=lambda each: len(each[0].parts))

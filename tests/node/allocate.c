@@ -9,6 +9,8 @@ static void *driver;
 static void *function(const char *name) { return dlsym(driver, name); }
 
 int main(int count, char **sizes) {
+    /* The fake driver lists all devices, a real one those whose device nodes the container has. */
+    setenv("CUDA_VISIBLE_DEVICES", getenv("NVIDIA_VISIBLE_DEVICES"), 1);
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) {
         printf("no driver: %s\n", dlerror());

@@ -53,12 +53,12 @@ class FakeDriver:
         """Create libraries, programs and device nodes."""
         described = cards(*kinds, first=self._first)
         self._description = {"driver": VERSION, "cards": described, **more}
-        fake.install(self.libraries, self._description)
-        for name in ("libcuda.so", "libnvidia-ptxjitcompiler.so"):
-            (self.libraries / f"{name}.{VERSION}").write_text(f"{name} {VERSION}\n")
-            link = self.libraries / f"{name}.1"
-            link.unlink(missing_ok=True)
-            link.symlink_to(f"{name}.{VERSION}")
+        fake.install_cuda(self.libraries, self._description)
+        compiler = f"libnvidia-ptxjitcompiler.so.{VERSION}"
+        (self.libraries / compiler).write_text(f"{compiler}\n")
+        link = self.libraries / "libnvidia-ptxjitcompiler.so.1"
+        link.unlink(missing_ok=True)
+        link.symlink_to(compiler)
         program = self.root / "usr/bin/nvidia-smi"
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text(nvidia_smi(described))

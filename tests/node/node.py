@@ -285,7 +285,8 @@ true
 """
 EMPTY_RUN = """
 sleep 0.2
-for place in $(cut -d' ' -f5 /proc/self/mountinfo | grep -E '^/run/(containerd|netns|cni)' | sort -r); do
+gone='^(/run/(containerd|netns|cni)|/var/lib/quotient/containers/)'
+for place in $(cut -d' ' -f5 /proc/self/mountinfo | grep -E $gone | sort -r); do
   umount -l $place
 done
 rm -rf /run/containerd /run/cdi /run/netns /run/cni
