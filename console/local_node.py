@@ -80,6 +80,8 @@ class SimulatedNode:
             driver_root=str(root / "driver"),
             injection="native",
             health=replace(configuration.node_plugin.health, poll_s=0.5),
+            # No program runs in these containers, and nothing is mounted on a visitor's machine.
+            isolation="none",
         )
         own = replace(configuration, node_plugin=settings, monitor=MonitorSettings(address="127.0.0.1", port=0))
         self.plugin = Service(own, cluster, Driver(bindings=load_bindings()))

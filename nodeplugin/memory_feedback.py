@@ -110,6 +110,10 @@ class MemoryFeedback:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def residual(self, sample: ContainerSample) -> int | None:
+        """Return what no hook has counted of a container on a card, in bytes; None if that is not known."""
+        return self.residuals.get((self._token_of(sample), sample.card.uuid))
+
     def start(self) -> None:
         self._thread.start()
 

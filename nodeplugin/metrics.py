@@ -24,7 +24,7 @@ TOTAL = "total"
 
 
 class Metrics:
-    """The metrics of one node. `sample`, `xids` and `status` are called on every scrape."""
+    """The metrics of one node. The functions are called on every scrape; `residual_of` returns None if not known."""
 
     def __init__(
         self,
@@ -32,7 +32,9 @@ class Metrics:
         sample: Callable[[], Sample],
         xids: Callable[[], Mapping[tuple[str, int], int]],
         status: Callable[[], Mapping[str, float]],
+        residual_of: Callable[[ContainerSample], int | None] = lambda _: None,
     ) -> None:
+        self._residual_of = residual_of
         self._node, self._sample, self._xids, self._status = node, sample, xids, status
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -63,6 +65,7 @@ class Metrics:
         yield from card_metrics(self._node, sample)
         yield from container_metrics(self._node, sample.containers)
         yield from limit_metrics(self._node, sample.containers)
+        yield residual_metric(self._node, sample.containers, self._residual_of)
         xids = CounterMetricFamily(
             "quotient_gpu_xid_errors", "XID errors that the driver reported", labels=["node", "uuid", "xid"]
         )
@@ -80,6 +83,19 @@ STATUS_HELP = {
     "health_age_seconds": "Seconds since all cards were last checked",
     "pods": "Pods with allocated GPUs on this node",
 }
+
+
+def residual_metric(
+    node: str, samples: Iterable[ContainerSample], residual_of: Callable[[ContainerSample], int | None]
+) -> Metric:
+    residual = GaugeMetricFamily(
+        "quotient_container_memory_residual_bytes",
+        "Memory that NVML shows of a container beyond what its preloaded library has accounted",
+        labels=CONTAINER_LABELS,
+    )
+    for each in samples:
+        add_known(residual, container_labels(node, each), residual_of(each))
+    return residual
 
 
 def gpu_manager_metrics(node: str, samples: Iterable[ContainerSample]) -> Iterator[Metric]:

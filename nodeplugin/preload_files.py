@@ -77,6 +77,8 @@ class PreloadFiles:
         """Return why the library cannot be used on this node; empty if it can."""
         if not self._digest:
             return "the library that limits memory is not installed: compiled without zig, or not copied to the node"
+        if os.geteuid():
+            return "only root can mount the tmpfs on which a container's processes keep account"
         if not reaches_host(self._containers, self._proc):
             return f"mounts below {self._containers} do not reach the host: needs mountPropagation Bidirectional"
         return ""

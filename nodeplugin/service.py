@@ -140,9 +140,6 @@ class Service:
             on_failure=self._fail,
         )
         self.sampler = Sampler(self.driver, self.node_cards, self.pods.cached_pods, self.allocations.all)
-        self.metrics = Metrics(self.node, self.sampler.sample, lambda: dict(self.health.xids), self._status)
-        names = {resource: resource.name_in(scheme.names) for resource in Resource}
-        self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
         context_sizes = ContextSizes(self._folder)
         self.injector.context_mib = lambda uuid: self._context_mib(context_sizes, uuid)
         self.memory_feedback = MemoryFeedback(
@@ -152,6 +149,15 @@ class Service:
             self._token_of,
             lambda: self.discovery.version,
         )
+        self.metrics = Metrics(
+            self.node,
+            self.sampler.sample,
+            lambda: dict(self.health.xids),
+            self._status,
+            self.memory_feedback.residual,
+        )
+        names = {resource: resource.name_in(scheme.names) for resource in Resource}
+        self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
         self.memory_limiter = MemoryLimiter(self.driver, Path(settings.host_root), self._driver_limited)
         self.memory_limits = MemoryLimitServer(self.injector.memory_limit_hook.socket, self.memory_limiter.apply)
         self.monitor = MonitorServer(

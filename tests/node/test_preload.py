@@ -32,7 +32,7 @@ class PreloadNode(GpuNode):
         self.shared = cluster.layout.state / "programs"
         self.shared.mkdir()
         subprocess.run(["gcc", "-o", str(self.shared / "allocate"), str(SOURCE), "-ldl"], check=True)
-        self.driver.change(lambda description: [card.update(contextMiB=CONTEXT_MIB) for card in description["cards"]])
+        self.driver.change(set_context_size)
 
     def allocating(self, name: str, cores: int, units: int, *sizes_mib: int, **more: Any) -> dict[str, Any]:
         """Return a container that allocates memory."""
@@ -72,6 +72,11 @@ class PreloadNode(GpuNode):
     def results(self, pod: str, name: str = "c0") -> list[int]:
         print(self.printed(pod, name))
         return [int(code) for code in re.findall(r"^allocate \d+: (\d+)$", self.printed(pod, name), re.MULTILINE)]
+
+
+def set_context_size(description: dict[str, Any]) -> None:
+    for card in description["cards"]:
+        card["contextMiB"] = CONTEXT_MIB
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["native", "cdi"])
