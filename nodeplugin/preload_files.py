@@ -21,7 +21,7 @@ from msgspec import Struct
 from nodeplugin.checkpoint import replace_file
 from nodeplugin.host_driver import CONTAINER_FOLDER
 from nodeplugin.selinux import label_for_containers
-from nodeplugin.share_files import LIMITS_FILE, USAGE_FOLDER, CardLimits, create_usage, write_limits
+from nodeplugin.share_files import USAGE_FOLDER, CardLimits, create_usage, write_limits
 
 # Where the library is compiled to at the installation of Quotient, by processor.
 COMPILED = "preload-libraries"
@@ -50,14 +50,13 @@ class PreloadFiles:
 
     def __init__(self, folder: Path, containers: Path, proc: Path = Path("/proc")) -> None:
         self._folder, self._containers, self._proc = folder, containers, proc
-        self._compiled = Path(str(resources.files(__package__).joinpath(COMPILED, platform.machine())))
         self._digest = ""
         self._log = structlog.get_logger()
 
     def install(self) -> None:
         """Copy the library to a path of its own for each version; containers that run keep theirs. Safe to repeat."""
         try:
-            contents = {name: (self._compiled / name).read_bytes() for name in LIBRARIES}
+            contents = {name: (compiled_libraries() / name).read_bytes() for name in LIBRARIES}
         except OSError:
             return
         digest = hashlib.sha256(b"".join(contents.values())).hexdigest()[:12]
@@ -135,8 +134,10 @@ class PreloadFiles:
             if unmount(usage):
                 return
 
-    def is_prepared(self, token: str) -> bool:
-        return (self._containers / token / LIMITS_FILE).exists()
+
+def compiled_libraries() -> Path:
+    """Return where the libraries for this processor are, in this installation."""
+    return Path(str(resources.files(__package__).joinpath(COMPILED, platform.machine())))
 
 
 def stand_in_folder(version: str) -> str:
