@@ -41,7 +41,7 @@ SLOTS_OFFSET = USAGE_HEADER.size + MAX_SHARED * SHARED_MEMORY.size
 USAGE_BYTES = SLOTS_OFFSET + MAX_SLOTS * SLOT.size
 # The lock that a process holds as long as it uses a slot: `struct flock` of 64-bit Linux, and fcntl's command for open
 # file descriptions, which Python does not name.
-OFD_GETLK, FLOCK = 36, struct.Struct("<hhqqi4x")
+OFD_GETLK, FLOCK = 36, struct.Struct("@hhqqi4x")
 
 
 class CardLimits(Struct, frozen=True):
