@@ -43,10 +43,11 @@ def install_cuda(folder: Path, description: Mapping[str, Any] | str) -> Path:
     target = folder / f"libcuda.so.{driver_version(folder)}"
     if not target.exists():
         shutil.copy(compile_cuda(), target)
-    for name in ("libcuda.so.1", "libcuda.so"):
+    versioned_nvml = f"libnvidia-ml.so.{driver_version(folder)}"
+    for name, named in (("libcuda.so.1", target.name), ("libcuda.so", target.name), (versioned_nvml, LIBRARY)):
         link = folder / name
         link.unlink(missing_ok=True)
-        link.symlink_to(target.name)
+        link.symlink_to(named)
     return folder / "libcuda.so.1"
 
 

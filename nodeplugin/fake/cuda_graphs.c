@@ -136,6 +136,11 @@ CUresult do_cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph, c
     if (!result) (*phGraphNode)->of.child = copy_graph(childGraph);
     return result;
 }
+CUresult do_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph) {
+    if (!hNode || !phGraph || hNode->type != CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_INVALID_VALUE;
+    *phGraph = hNode->of.child;
+    return CUDA_SUCCESS;
+}
 CUresult do_cuGraphAddEmptyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies) {
     return add(phGraphNode, hGraph, CU_GRAPH_NODE_TYPE_EMPTY, dependencies, numDependencies);
 }
