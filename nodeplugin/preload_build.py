@@ -25,6 +25,7 @@ LINKING = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-ldl")
 # Used by both libraries.
 COMMON = ("loading.c", "limits.c", "process.c", "usage.c", "forwarding.S")
 ONLY_CUDA = (
+    "blocks.c",
     "charging.c",
     "contexts.c",
     "graphs.c",

@@ -104,7 +104,6 @@ EXEMPT: Mapping[str, str] = {
     "cuCoredump": READS,
     "cuLogs": READS,
     "cuCtxFromGreenCtx": READS,
-    "cuGreenCtxDestroy": SMALL,
     "cuGreenCtxGetDevResource": READS,
     "cuGreenCtxGetId": READS,
     "cuGreenCtxRecordEvent": READS,

@@ -4,10 +4,6 @@
 #include "process.h"
 #include "usage.h"
 
-/* Allocations up to this size share blocks; a program's small ones together take as many as their sum fills. */
-#define LARGEST_SMALL (1ULL << 20)
-#define SMALL_UNIT 512
-
 uint64_t round_up(uint64_t bytes, uint64_t unit) {
     uint64_t rest = bytes % unit;
     if (!rest)
@@ -64,48 +60,16 @@ int is_device_location(const CUmemLocation *location, CUdevice *device) {
     return 0;
 }
 
-static int charge_small(unsigned card, uint64_t bytes) {
-    struct process *own = process();
-    acquire(&own->small_lock);
-    uint64_t wanted = round_up(own->small_bytes[card] + bytes, BLOCK) / BLOCK, present = own->small_chunks[card];
-    int fits = wanted <= present || reserve(card, (wanted - present) * BLOCK);
-    if (fits) {
-        own->small_bytes[card] += bytes;
-        own->small_chunks[card] = wanted > present ? wanted : present;
-    }
-    let_go(&own->small_lock);
-    return fits;
-}
-
-static void uncharge_small(unsigned card, uint64_t bytes) {
-    struct process *own = process();
-    acquire(&own->small_lock);
-    own->small_bytes[card] -= bytes < own->small_bytes[card] ? bytes : own->small_bytes[card];
-    uint64_t wanted = round_up(own->small_bytes[card], BLOCK) / BLOCK;
-    if (wanted < own->small_chunks[card])
-        release(card, (own->small_chunks[card] - wanted) * BLOCK);
-    own->small_chunks[card] = wanted;
-    let_go(&own->small_lock);
-}
-
-int charge(unsigned card, uint64_t bytes, uint64_t *charged) {
-    int is_small = bytes <= LARGEST_SMALL;
-    *charged = round_up(bytes, is_small ? SMALL_UNIT : BLOCK);
-    return is_small ? charge_small(card, *charged) : reserve(card, *charged);
-}
-
-void uncharge(unsigned card, uint64_t charged) {
-    if (charged <= LARGEST_SMALL)
-        uncharge_small(card, charged);
-    else
-        release(card, charged);
-}
-
 void uncharge_record(const struct record *record) {
-    if (record->shared == NOT_SHARED)
-        uncharge(record->card, record->bytes);
-    else
+    int is_small = record->bytes <= LARGEST_SMALL;
+    if (record->shared != NOT_SHARED)
         leave(record->shared);
+    else if (is_small && record->kind == POINTER)
+        remove_small(record->card, record->key, record->bytes);
+    else if (is_small && record->kind == ARRAY)
+        uncharge_small_array(record->card, record->bytes);
+    else
+        release(record->card, record->bytes);
 }
 
 uint64_t current_context(void) {

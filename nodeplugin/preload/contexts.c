@@ -29,10 +29,16 @@ static CUresult put_context(CUresult result, struct record *record, const CUcont
     return result;
 }
 
+/* The lock keeps a new context from having the address of one whose memory is being given back. */
 #define CREATE(name, ...) do { \
         struct record record; \
         CUresult result = charge_context(device, &record); \
-        return result == CUDA_SUCCESS ? put_context(REAL(name)(__VA_ARGS__), &record, context) : result; \
+        if (result != CUDA_SUCCESS) \
+            return result; \
+        acquire(&process()->contexts_lock); \
+        result = put_context(REAL(name)(__VA_ARGS__), &record, context); \
+        let_go(&process()->contexts_lock); \
+        return result; \
     } while (0)
 
 HOOK(cuCtxCreate)(CUcontext *context, unsigned int flags, CUdevice device) { CREATE(cuCtxCreate, context, flags, device); }
@@ -56,31 +62,35 @@ HOOK(cuVDPAUCtxCreate_v2)(CUcontext *context, unsigned int flags, CUdevice devic
     CREATE(cuVDPAUCtxCreate_v2, context, flags, device, display, resolve);
 }
 
-/* Everything that was allocated with a context is gone with it. */
+/* Everything that was allocated with a context is gone with it; pools and graphs say themselves what they still have. */
 static void uncharge_context(uint64_t context) {
     struct record record;
     while (take_record_of_context(context, &record))
-        if (record.kind == CONTEXT)
-            release(record.card, record.bytes);
-        else
-            uncharge_record(&record);
+        uncharge_record(&record);
+    settle_pools();
+    settle_graphs();
 }
 
-static CUresult destroyed(CUresult result, CUcontext context) {
+static CUresult destroy(__typeof__(cuCtxDestroy_v2) *real, CUcontext context) {
+    acquire(&process()->contexts_lock);
+    CUresult result = real(context);
     if (result == CUDA_SUCCESS)
         uncharge_context((uint64_t)(uintptr_t)context);
+    let_go(&process()->contexts_lock);
     return result;
 }
 
-HOOK(cuCtxDestroy)(CUcontext context) { return destroyed(REAL(cuCtxDestroy)(context), context); }
-HOOK(cuCtxDestroy_v2)(CUcontext context) { return destroyed(REAL(cuCtxDestroy_v2)(context), context); }
+HOOK(cuCtxDestroy)(CUcontext context) { return destroy(REAL(cuCtxDestroy), context); }
+HOOK(cuCtxDestroy_v2)(CUcontext context) { return destroy(REAL(cuCtxDestroy_v2), context); }
 
 /* The older way to count references: the last one destroys the context. Whether it was the last cannot be asked. */
 HOOK(cuCtxDetach)(CUcontext context) {
     unsigned int version;
+    acquire(&process()->contexts_lock);
     CUresult result = REAL(cuCtxDetach)(context);
     if (result == CUDA_SUCCESS && REAL(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS)
         uncharge_context((uint64_t)(uintptr_t)context);
+    let_go(&process()->contexts_lock);
     return result;
 }
 
@@ -90,8 +100,18 @@ static int is_primary_active(CUdevice device) {
     return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* One primary context for each device: charged by the first that retains it, given back when it is no longer active. The
- * lock keeps two threads from both being the first. */
+/* Several calls may end a primary context: what it was charged is given back once it is no longer active. */
+static void settle_primaries(void) {
+    for (CUdevice device = 0; device < MAX_DEVICES; device++) {
+        uint64_t *context = &process()->primary_contexts[device];
+        if (!*context || is_primary_active(device))
+            continue;
+        uncharge_context(*context);
+        *context = 0;
+    }
+}
+
+/* One primary context for each device, charged by what activates it. The lock keeps two threads from both doing so. */
 HOOK(cuDevicePrimaryCtxRetain)(CUcontext *context, CUdevice device) {
     struct record record = {0};
     lock *contexts = &process()->contexts_lock;
@@ -101,26 +121,18 @@ HOOK(cuDevicePrimaryCtxRetain)(CUcontext *context, CUdevice device) {
         result = REAL(cuDevicePrimaryCtxRetain)(context, device);
         if (record.kind)
             put_context(result, &record, context);
+        if (result == CUDA_SUCCESS && device < MAX_DEVICES)
+            process()->primary_contexts[device] = (uint64_t)(uintptr_t)*context;
     }
     let_go(contexts);
     return result;
 }
 
-/* NULL if it is not active: only then it would be created by this. */
-static CUcontext primary_context(CUdevice device) {
-    CUcontext context = NULL;
-    if (is_primary_active(device) && REAL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
-        REAL(cuDevicePrimaryCtxRelease_v2)(device);
-    return context;
-}
-
 static CUresult release_primary(__typeof__(cuDevicePrimaryCtxRelease_v2) *real, CUdevice device) {
     lock *contexts = &process()->contexts_lock;
     acquire(contexts);
-    CUcontext context = primary_context(device);
     CUresult result = real(device);
-    if (result == CUDA_SUCCESS && context && !is_primary_active(device))
-        uncharge_context((uint64_t)(uintptr_t)context);
+    settle_primaries();
     let_go(contexts);
     return result;
 }
@@ -130,18 +142,50 @@ HOOK(cuDevicePrimaryCtxRelease_v2)(CUdevice device) { return release_primary(REA
 HOOK(cuDevicePrimaryCtxReset)(CUdevice device) { return release_primary(REAL(cuDevicePrimaryCtxReset), device); }
 HOOK(cuDevicePrimaryCtxReset_v2)(CUdevice device) { return release_primary(REAL(cuDevicePrimaryCtxReset_v2), device); }
 
-/* A green context is a part of the primary one, which it may be the first to need. */
-HOOK(cuGreenCtxCreate)(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
-    struct record record = {0};
-    lock *contexts = &process()->contexts_lock;
-    acquire(contexts);
-    CUresult result = is_primary_active(device) ? CUDA_SUCCESS : charge_context(device, &record);
-    if (result == CUDA_SUCCESS) {
-        result = REAL(cuGreenCtxCreate)(context, resources, device, flags);
-        CUcontext primary = primary_context(device);
-        if (record.kind)
-            put_context(primary ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT, &record, &primary);
+/* If this has activated the primary context, it holds a reference; asking for its handle takes one more for a moment. */
+static void put_primary(CUdevice device, struct record *record) {
+    CUcontext primary = NULL;
+    if (is_primary_active(device) && REAL(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS)
+        REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    put_context(primary ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT, record, &primary);
+    process()->primary_contexts[device] = (uint64_t)(uintptr_t)primary;
+}
+
+static CUresult create_green(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
+    struct record record, primary = {0};
+    CUcontext plain = NULL;
+    CUresult result = charge_context(device, &record);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!is_primary_active(device) && (result = charge_context(device, &primary)) != CUDA_SUCCESS) {
+        release(record.card, record.bytes);
+        return result;
     }
-    let_go(contexts);
+    result = REAL(cuGreenCtxCreate)(context, resources, device, flags);
+    if (result == CUDA_SUCCESS)
+        REAL(cuCtxFromGreenCtx)(&plain, *context);
+    put_context(result, &record, &plain);
+    if (primary.kind)
+        put_primary(device, &primary);
+    return result;
+}
+
+/* It has resources of its own, besides those of the primary context, which it may be the first to need. */
+HOOK(cuGreenCtxCreate)(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
+    acquire(&process()->contexts_lock);
+    CUresult result = create_green(context, resources, device, flags);
+    let_go(&process()->contexts_lock);
+    return result;
+}
+
+HOOK(cuGreenCtxDestroy)(CUgreenCtx context) {
+    CUcontext plain = NULL;
+    acquire(&process()->contexts_lock);
+    REAL(cuCtxFromGreenCtx)(&plain, context);
+    CUresult result = REAL(cuGreenCtxDestroy)(context);
+    if (result == CUDA_SUCCESS)
+        uncharge_context((uint64_t)(uintptr_t)plain);
+    settle_primaries();
+    let_go(&process()->contexts_lock);
     return result;
 }

@@ -57,7 +57,8 @@ struct usage_slot {
 /* Memory that several processes have open. It counts once, while any live slot holds it. Changed under the gate only. */
 struct shared_memory {
     _Atomic uint64_t bytes; /* 0: the entry is free */
-    uint32_t card, serial;
+    _Atomic uint32_t card;
+    uint32_t serial;
     uint8_t key[KEY_BYTES];
     _Atomic uint64_t holders[MAX_SLOTS / 64];
 };

@@ -29,8 +29,9 @@ static CUresult charge_import(CUdeviceptr pointer, struct record *record) {
         result = current_card(&card);
     if (result != CUDA_SUCCESS)
         return result;
-    record->card = (uint8_t)card;
-    return charge(card, bytes, &record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    /* A small allocation comes with its whole block. */
+    record->card = (uint8_t)card, record->bytes = round_up(bytes, BLOCK);
+    return reserve(card, record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult open_handle(__typeof__(cuIpcOpenMemHandle_v2) *real, CUdeviceptr *pointer, CUipcMemHandle handle,
@@ -48,6 +49,8 @@ static CUresult open_handle(__typeof__(cuIpcOpenMemHandle_v2) *real, CUdeviceptr
     if (take_record(IMPORT, *pointer, &open)) {
         open.handles++;
         put_record(open);
+        if (record.shared != NOT_SHARED)
+            leave(record.shared);
         return result;
     }
     if (record.shared == NOT_SHARED && (result = charge_import(*pointer, &record)) != CUDA_SUCCESS) {

@@ -2,22 +2,46 @@
 #include "charging.h"
 #include "usage.h"
 
-static CUresult begin(uint64_t bytes, struct record *record) {
+static CUresult begin_record(struct record *record, enum kind kind, uint64_t bytes) {
     unsigned card;
     CUresult result = current_card(&card);
     if (result != CUDA_SUCCESS)
         return result;
-    *record = (struct record){.card = (uint8_t)card, .shared = NOT_SHARED, .context = current_context()};
-    return charge(card, bytes, &record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    *record = (struct record){.kind = kind, .card = (uint8_t)card, .shared = NOT_SHARED, .context = current_context(),
+                              .bytes = round_up(bytes, bytes <= LARGEST_SMALL && kind != EXTERNAL ? SMALL_UNIT : BLOCK)};
+    return CUDA_SUCCESS;
 }
 
-static CUresult end(CUresult result, struct record *record, enum kind kind, uint64_t key) {
-    record->kind = kind, record->key = key;
+static int is_small(const struct record *record) { return record->bytes <= LARGEST_SMALL; }
+
+/* `handles` keeps what was found for a small one until it has an address. */
+static CUresult begin(uint64_t bytes, struct record *record) {
+    CUresult result = begin_record(record, POINTER, bytes);
     if (result != CUDA_SUCCESS)
-        uncharge(record->card, record->bytes);
-    else
-        put_record(*record);
-    return result;
+        return result;
+    record->handles = is_small(record) ? find_room(record->card, record->bytes) : (unsigned)reserve(record->card, record->bytes);
+    return record->handles ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void give_back(const struct record *record) {
+    if (!is_small(record))
+        release(record->card, record->bytes);
+    else if (record->handles == OWN_BLOCK)
+        release(record->card, BLOCK);
+}
+
+static CUresult end(CUresult result, struct record *record, CUdeviceptr pointer) {
+    if (result != CUDA_SUCCESS) {
+        give_back(record);
+        return result;
+    }
+    record->key = pointer;
+    if (is_small(record) && !place_small(record->card, (enum room)record->handles, pointer, record->bytes)) {
+        REAL(cuMemFree_v2)(pointer);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    put_record(*record);
+    return CUDA_SUCCESS;
 }
 
 HOOK(cuMemAlloc_v2)(CUdeviceptr *pointer, size_t bytes) {
@@ -26,7 +50,7 @@ HOOK(cuMemAlloc_v2)(CUdeviceptr *pointer, size_t bytes) {
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuMemAlloc_v2)(pointer, bytes);
-    return end(result, &record, POINTER, result == CUDA_SUCCESS ? *pointer : 0);
+    return end(result, &record, result == CUDA_SUCCESS ? *pointer : 0);
 }
 
 HOOK(cuMemAlloc)(CUdeviceptr_v1 *pointer, unsigned int bytes) {
@@ -35,7 +59,7 @@ HOOK(cuMemAlloc)(CUdeviceptr_v1 *pointer, unsigned int bytes) {
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuMemAlloc)(pointer, bytes);
-    return end(result, &record, POINTER, result == CUDA_SUCCESS ? *pointer : 0);
+    return end(result, &record, result == CUDA_SUCCESS ? *pointer : 0);
 }
 
 /* In full, although it is on the device only in part: the driver may bring all of it there. */
@@ -45,7 +69,7 @@ HOOK(cuMemAllocManaged)(CUdeviceptr *pointer, size_t bytes, unsigned int flags) 
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuMemAllocManaged)(pointer, bytes, flags);
-    return end(result, &record, POINTER, result == CUDA_SUCCESS ? *pointer : 0);
+    return end(result, &record, result == CUDA_SUCCESS ? *pointer : 0);
 }
 
 #define PITCH 512
@@ -55,13 +79,13 @@ static uint64_t product(uint64_t one, uint64_t other) {
     return __builtin_mul_overflow(one, other, &result) ? UINT64_MAX : result;
 }
 
-/* Charge the difference, once the driver has said how long its rows are. */
+/* The driver says how long its rows are: what they take beyond what was reserved is counted, too. */
 static void correct(struct record *record, uint64_t bytes) {
-    uint64_t charged;
-    if (round_up(bytes, BLOCK) != round_up(record->bytes, BLOCK) && charge(record->card, bytes, &charged)) {
-        uncharge(record->card, record->bytes);
-        record->bytes = charged;
-    }
+    uint64_t real = round_up(bytes, BLOCK);
+    if (is_small(record) || real <= record->bytes)
+        return;
+    account(record->card, real - record->bytes);
+    record->bytes = real;
 }
 
 HOOK(cuMemAllocPitch_v2)(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element) {
@@ -72,7 +96,7 @@ HOOK(cuMemAllocPitch_v2)(CUdeviceptr *pointer, size_t *pitch, size_t width, size
     result = REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     if (result == CUDA_SUCCESS)
         correct(&record, product(*pitch, height));
-    return end(result, &record, POINTER, result == CUDA_SUCCESS ? *pointer : 0);
+    return end(result, &record, result == CUDA_SUCCESS ? *pointer : 0);
 }
 
 HOOK(cuMemAllocPitch)(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
@@ -84,7 +108,24 @@ HOOK(cuMemAllocPitch)(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int
     result = REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
     if (result == CUDA_SUCCESS)
         correct(&record, product(*pitch, height));
-    return end(result, &record, POINTER, result == CUDA_SUCCESS ? *pointer : 0);
+    return end(result, &record, result == CUDA_SUCCESS ? *pointer : 0);
+}
+
+static CUresult begin_array(uint64_t bytes, struct record *record) {
+    CUresult result = begin_record(record, ARRAY, bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    int fits = is_small(record) ? charge_small_array(record->card, record->bytes) : reserve(record->card, record->bytes);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult end_object(CUresult result, struct record *record, const void *object) {
+    record->key = (uint64_t)(uintptr_t)object;
+    if (result != CUDA_SUCCESS)
+        uncharge_record(record);
+    else
+        put_record(*record);
+    return result;
 }
 
 /* The record goes before the memory: afterwards another thread may get the same address. */
@@ -113,19 +154,19 @@ HOOK(cuMemFree)(CUdeviceptr_v1 pointer) {
     return result;
 }
 
-static unsigned element_bytes(CUarray_format format) {
+static unsigned element_bytes(CUarray_format format, unsigned channels) {
     switch (format) {
     case CU_AD_FORMAT_UNSIGNED_INT8:
     case CU_AD_FORMAT_SIGNED_INT8:
-        return 1;
+        return channels;
     case CU_AD_FORMAT_UNSIGNED_INT16:
     case CU_AD_FORMAT_SIGNED_INT16:
     case CU_AD_FORMAT_HALF:
-        return 2;
+        return 2 * channels;
     case CU_AD_FORMAT_UNSIGNED_INT32:
     case CU_AD_FORMAT_SIGNED_INT32:
     case CU_AD_FORMAT_FLOAT:
-        return 4;
+        return 4 * channels;
     default:
         /* Compressed and packed formats: at most 16 bytes for an element of all channels. */
         return 16;
@@ -136,10 +177,10 @@ static unsigned element_bytes(CUarray_format format) {
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned levels) {
     if (wanted->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
         return 0;
-    uint64_t element = product(element_bytes(wanted->Format), wanted->NumChannels), sum = 0;
+    uint64_t element = element_bytes(wanted->Format, wanted->NumChannels), sum = 0;
     for (unsigned level = 0; level < levels && level < 64; level++) {
         uint64_t width = wanted->Width >> level, height = wanted->Height >> level, depth = wanted->Depth >> level;
-        if (wanted->Flags & CUDA_ARRAY3D_LAYERED)
+        if (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP))
             depth = wanted->Depth;
         uint64_t row = round_up(product(width ? width : 1, element), PITCH);
         uint64_t bytes = product(product(row, height ? height : 1), depth ? depth : 1);
@@ -151,57 +192,57 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned leve
 
 HOOK(cuArray3DCreate_v2)(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted) {
     struct record record;
-    CUresult result = wanted ? begin(array_bytes(wanted, 1), &record) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = wanted ? begin_array(array_bytes(wanted, 1), &record) : CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuArray3DCreate_v2)(array, wanted);
-    return end(result, &record, ARRAY, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0);
+    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
 }
 
 HOOK(cuArrayCreate_v2)(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *wanted) {
     struct record record;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (wanted)
-        result = begin(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height,
+        result = begin_array(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height,
                                                               .Format = wanted->Format, .NumChannels = wanted->NumChannels}, 1), &record);
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuArrayCreate_v2)(array, wanted);
-    return end(result, &record, ARRAY, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0);
+    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
 }
 
 HOOK(cuArray3DCreate)(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *wanted) {
     struct record record;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (wanted)
-        result = begin(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height, .Depth = wanted->Depth,
+        result = begin_array(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height, .Depth = wanted->Depth,
                                                               .Format = wanted->Format, .NumChannels = wanted->NumChannels,
                                                               .Flags = wanted->Flags}, 1), &record);
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuArray3DCreate)(array, wanted);
-    return end(result, &record, ARRAY, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0);
+    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
 }
 
 HOOK(cuArrayCreate)(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *wanted) {
     struct record record;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (wanted)
-        result = begin(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height,
+        result = begin_array(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height,
                                                               .Format = wanted->Format, .NumChannels = wanted->NumChannels}, 1), &record);
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuArrayCreate)(array, wanted);
-    return end(result, &record, ARRAY, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0);
+    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
 }
 
 HOOK(cuMipmappedArrayCreate)(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels) {
     struct record record;
-    CUresult result = wanted ? begin(array_bytes(wanted, levels), &record) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = wanted ? begin_array(array_bytes(wanted, levels), &record) : CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuMipmappedArrayCreate)(array, wanted, levels);
-    return end(result, &record, ARRAY, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0);
+    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
 }
 
 HOOK(cuArrayDestroy)(CUarray array) {
@@ -224,23 +265,23 @@ HOOK(cuMipmappedArrayDestroy)(CUmipmappedArray array) {
 
 /* Memory of another API. It has its size; the device it is on is the current one. Imported again within the container, it
  * counts once. */
-HOOK(cuImportExternalMemory)(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted) {
-    struct record record = {.shared = NOT_SHARED};
-    if (!wanted)
-        return CUDA_ERROR_INVALID_VALUE;
+static CUresult begin_external(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted, struct record *record) {
+    CUresult result = begin_record(record, EXTERNAL, wanted->size);
+    if (result != CUDA_SUCCESS)
+        return result;
     /* Before the driver takes over the file. */
     if (wanted->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
-        record.shared = join_by_file(wanted->handle.fd, NULL, NULL);
-    CUresult result = record.shared == NOT_SHARED ? begin(wanted->size, &record) : CUDA_SUCCESS;
+        record->shared = join_by_file(wanted->handle.fd, NULL, NULL);
+    return record->shared != NOT_SHARED || reserve(record->card, record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+HOOK(cuImportExternalMemory)(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted) {
+    struct record record;
+    CUresult result = wanted ? begin_external(wanted, &record) : CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuImportExternalMemory)(memory, wanted);
-    record.kind = EXTERNAL, record.key = result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*memory : 0;
-    if (result == CUDA_SUCCESS)
-        put_record(record);
-    else
-        uncharge_record(&record);
-    return result;
+    return end_object(result, &record, result == CUDA_SUCCESS ? *memory : NULL);
 }
 
 HOOK(cuDestroyExternalMemory)(CUexternalMemory memory) {

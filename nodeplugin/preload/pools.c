@@ -12,47 +12,46 @@ static uint64_t reserved_by(CUmemoryPool pool, uint64_t otherwise) {
 }
 
 /* Count what a pool has reserved now; `extra` is reserved for its growth already. Returns 0 if it has grown further and
- * the limit leaves no room. */
+ * the limit leaves no room; it is counted all the same. */
 static int settle(struct record *pool, uint64_t extra) {
     uint64_t now = round_up(reserved_by((CUmemoryPool)(uintptr_t)pool->key, pool->bytes), BLOCK), counted = pool->bytes + extra;
-    pool->bytes = counted;
-    if (now > counted && !reserve(pool->card, now - counted))
-        return 0;
+    int fits = now <= counted || reserve(pool->card, now - counted);
+    if (!fits)
+        account(pool->card, now - counted);
     if (now < counted)
         release(pool->card, counted - now);
     pool->bytes = now;
-    return 1;
+    return fits;
 }
 
-static void trim(struct record *pool, void *unused) {
-    (void)unused;
-    REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
-    settle(pool, 0);
+/* `handles` marks pools of host memory. */
+static int next_pool(uint64_t *place, struct record *pool) {
+    while (next_record(POOL, place, pool))
+        if (!pool->handles)
+            return 1;
+    return 0;
 }
 
-static void settle_each(struct record *pool, void *unused) {
-    (void)unused;
-    settle(pool, 0);
+static void settle_all(void) {
+    struct record pool;
+    for (uint64_t place = 0; next_pool(&place, &pool);) {
+        settle(&pool, 0);
+        change_record(&pool);
+    }
+}
+
+/* The unused memory of all pools goes back to the driver. */
+static void trim_all(void) {
+    struct record pool;
+    for (uint64_t place = 0; next_pool(&place, &pool);)
+        REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool.key, 0);
+    settle_all();
 }
 
 static int is_capturing(CUstream stream, int per_thread) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-/* The pool's unused memory goes back to the driver, that of other pools of this process as well. What is freed on a
- * stream is not unused before the stream has come there. */
-static int make_room(struct record *pool, uint64_t bytes, CUstream stream, int per_thread) {
-    for (int attempt = 0; attempt < 2; attempt++) {
-        if (attempt)
-            per_thread ? REAL(cuStreamSynchronize_ptsz)(stream) : REAL(cuStreamSynchronize)(stream);
-        trim(pool, NULL);
-        each_record(POOL, trim, NULL);
-        if (reserve(pool->card, bytes))
-            return 1;
-    }
-    return 0;
 }
 
 struct request { CUdeviceptr *pointer; size_t bytes; CUmemoryPool pool; CUstream stream; int per_thread, from_pool; };
@@ -75,25 +74,42 @@ static CUresult free_again(const struct request *wanted) {
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* How far the pool will grow is not known before: as much as is asked for is reserved, in the pool's steps. */
+/* How far the pool will grow is not known before: as much as is asked for is reserved, in the pool's steps, or without
+ * them near the limit. */
+static uint64_t reserve_growth(unsigned card, size_t bytes) {
+    uint64_t steps = round_up(bytes, GROWTH), least = round_up(bytes, BLOCK);
+    if (reserve(card, steps))
+        return steps;
+    trim_all();
+    if (reserve(card, steps))
+        return steps;
+    return reserve(card, least) ? least : 0;
+}
+
 static CUresult allocate(const struct request *wanted, struct record *pool) {
-    uint64_t growth = round_up(wanted->bytes, GROWTH);
-    int is_reserved = reserve(pool->card, growth);
-    if (!is_reserved)
-        is_reserved = make_room(pool, growth, wanted->stream, wanted->per_thread);
-    if (!is_reserved) {
-        /* Near the limit, a smaller step may do. */
-        growth = round_up(wanted->bytes, BLOCK);
-        if (!reserve(pool->card, growth))
-            return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    uint64_t growth = reserve_growth(pool->card, wanted->bytes);
+    if (!growth)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    /* Trimming has changed it. */
+    find_record(POOL, pool->key, pool);
     CUresult result = call_driver(wanted);
-    if (settle(pool, growth))
+    int fits = settle(pool, growth);
+    change_record(pool);
+    if (fits)
         return result;
     if (result == CUDA_SUCCESS)
         result = free_again(wanted);
-    make_room(pool, 0, wanted->stream, wanted->per_thread);
+    trim_all();
     return result;
+}
+
+/* What is freed on a stream is not unused before the stream has come there. */
+static void synchronize(const struct request *wanted) {
+    /* Another thread may be capturing. */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    wanted->per_thread ? REAL(cuStreamSynchronize_ptsz)(wanted->stream) : REAL(cuStreamSynchronize)(wanted->stream);
+    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
 static CUresult device_of_stream(CUstream stream, CUdevice *device) {
@@ -111,51 +127,72 @@ static CUresult device_of_stream(CUstream stream, CUdevice *device) {
     return result;
 }
 
-/* Pools that were created here have records; others are the default pools of devices. */
-static CUresult device_of_pool(CUmemoryPool pool, CUdevice *device) {
+/* Pools that were created here have records; others are the default pools of devices, or of the host. */
+static int is_default_pool(CUmemoryPool pool, CUdevice *device) {
     CUmemoryPool found;
     int number = 0;
-    CUresult result = REAL(cuDeviceGetCount)(&number);
-    for (*device = 0; result == CUDA_SUCCESS && *device < number; ++*device)
+    REAL(cuDeviceGetCount)(&number);
+    for (*device = 0; *device < number; ++*device)
         if (REAL(cuDeviceGetDefaultMemPool)(&found, *device) == CUDA_SUCCESS && found == pool)
-            return CUDA_SUCCESS;
-    return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;
+            return 1;
+    return 0;
+}
+
+/* Managed memory may come to any device: it counts on the current one. Drivers without such pools do not know this. */
+static int is_managed_pool(CUmemoryPool pool, CUdevice *device) {
+    CUmemAllocationType type = CU_MEM_ALLOCATION_TYPE_INVALID;
+    return REAL(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) == CUDA_SUCCESS &&
+           type == CU_MEM_ALLOCATION_TYPE_MANAGED && REAL(cuCtxGetDevice)(device) == CUDA_SUCCESS;
+}
+
+static CUresult put_pool(CUmemoryPool pool, int is_on_device, CUdevice device, struct record *record) {
+    unsigned card = 0;
+    CUresult result = is_on_device ? card_of_device(device, &card) : CUDA_SUCCESS;
+    *record = (struct record){.kind = POOL, .key = (uint64_t)(uintptr_t)pool, .card = (uint8_t)card, .shared = NOT_SHARED,
+                              .handles = !is_on_device};
+    if (result == CUDA_SUCCESS && !put_record(*record))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    return result;
 }
 
 static CUresult find_pool(const struct request *wanted, struct record *record) {
     CUmemoryPool pool = wanted->pool;
     CUdevice device;
-    unsigned card = 0;
     CUresult result = CUDA_SUCCESS;
+    int is_on_device = 1;
     if (!wanted->from_pool) {
         result = device_of_stream(wanted->stream, &device);
         if (result == CUDA_SUCCESS)
             result = REAL(cuDeviceGetMemPool)(&pool, device);
     }
-    if (result != CUDA_SUCCESS || take_record(POOL, (uint64_t)(uintptr_t)pool, record))
+    if (result != CUDA_SUCCESS || find_record(POOL, (uint64_t)(uintptr_t)pool, record))
         return result;
     if (wanted->from_pool)
-        result = device_of_pool(pool, &device);
+        is_on_device = is_default_pool(pool, &device) || is_managed_pool(pool, &device);
+    return put_pool(pool, is_on_device, device, record);
+}
+
+static CUresult attempt(const struct request *wanted) {
+    struct record pool;
+    lock *pools = &process()->pools_lock;
+    acquire(pools);
+    CUresult result = find_pool(wanted, &pool);
     if (result == CUDA_SUCCESS)
-        result = card_of_device(device, &card);
-    *record = (struct record){.kind = POOL, .key = (uint64_t)(uintptr_t)pool, .card = (uint8_t)card, .shared = NOT_SHARED};
+        result = pool.handles ? call_driver(wanted) : allocate(wanted, &pool);
+    let_go(pools);
     return result;
 }
 
 static CUresult allocate_from_pool(struct request wanted) {
-    struct record pool;
     /* It becomes a node of a graph, which is counted at its launch. */
     if (is_capturing(wanted.stream, wanted.per_thread))
         return call_driver(&wanted);
-    lock *pools = &process()->pools_lock;
-    acquire(pools);
-    CUresult result = find_pool(&wanted, &pool);
-    if (result == CUDA_SUCCESS) {
-        result = pool.handles ? call_driver(&wanted) : allocate(&wanted, &pool);
-        put_record(pool);
-    }
-    let_go(pools);
-    return result;
+    CUresult result = attempt(&wanted);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY)
+        return result;
+    /* Without the lock: the stream may wait for what another thread allocates. */
+    synchronize(&wanted);
+    return attempt(&wanted);
 }
 
 HOOK(cuMemAllocAsync)(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
@@ -175,21 +212,25 @@ HOOK(cuMemAllocFromPoolAsync_ptsz)(CUdeviceptr *pointer, size_t bytes, CUmemoryP
 void settle_pools(void) {
     lock *pools = &process()->pools_lock;
     acquire(pools);
-    each_record(POOL, settle_each, NULL);
+    settle_all();
     let_go(pools);
 }
 
+/* Without a location, managed memory counts on the current device. */
+static int find_device(const CUmemPoolProps *wanted, CUdevice *device) {
+    if (is_device_location(&wanted->location, device))
+        return 1;
+    return wanted->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED &&
+           (REAL(cuCtxGetDevice)(device) == CUDA_SUCCESS || REAL(cuDeviceGet)(device, 0) == CUDA_SUCCESS);
+}
+
 HOOK(cuMemPoolCreate)(CUmemoryPool *pool, const CUmemPoolProps *wanted) {
-    CUdevice device;
-    unsigned card = 0;
-    int is_on_device = wanted && is_device_location(&wanted->location, &device);
-    CUresult result = is_on_device ? card_of_device(device, &card) : CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS)
-        result = REAL(cuMemPoolCreate)(pool, wanted);
-    /* `handles` marks pools of host memory. */
-    if (result == CUDA_SUCCESS)
-        put_record((struct record){.kind = POOL, .key = (uint64_t)(uintptr_t)*pool, .card = (uint8_t)card,
-                                   .shared = NOT_SHARED, .handles = !is_on_device});
+    CUdevice device = 0;
+    struct record record;
+    int is_on_device = wanted && find_device(wanted, &device);
+    CUresult result = REAL(cuMemPoolCreate)(pool, wanted);
+    if (result == CUDA_SUCCESS && (result = put_pool(*pool, is_on_device, device, &record)) != CUDA_SUCCESS)
+        REAL(cuMemPoolDestroy)(*pool);
     return result;
 }
 

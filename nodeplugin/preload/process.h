@@ -20,6 +20,7 @@ void *allocate_pages(uint64_t bytes);
 void free_pages(void *pages, uint64_t bytes);
 
 struct record;
+struct small_arrays { uint64_t number, bytes, blocks; };
 
 struct process {
     int32_t pid;
@@ -28,15 +29,22 @@ struct process {
     struct usage_file *_Atomic usage;
     int usage_failed;
     unsigned slot;
+    /* How often this process holds each entry of shared memory; see usage.c. */
+    uint32_t joins[MAX_SHARED];
     /* See records.c. */
     struct record *records;
-    uint64_t record_capacity, record_count, next_object;
-    /* Small allocations share chunks of the driver, by card. */
-    uint64_t small_bytes[MAX_CARDS], small_chunks[MAX_CARDS];
+    uint64_t record_capacity, record_count, next_object, search_start;
+    /* Small allocations by card; see blocks.c. */
+    _Atomic uint64_t block_bytes[MAX_CARDS], blocks[MAX_CARDS];
+    struct small_arrays arrays[MAX_CARDS];
     /* The card of a device, + 1; 0 is unknown. */
     _Atomic uint8_t card_of_device[MAX_DEVICES];
     /* What the executable graphs of this process have reserved, by card. */
     uint64_t graph_bytes[MAX_CARDS];
+    /* Changes when graphs may have lost memory that they had reserved. */
+    uint64_t graph_generation;
+    /* The primary context of each device, while it is active. */
+    uint64_t primary_contexts[MAX_DEVICES];
 };
 
 struct process *process(void);

@@ -93,38 +93,28 @@ int take_record(enum kind kind, uint64_t key, struct record *found) {
     return exists;
 }
 
-struct search { enum kind kind; uint64_t begin, end, context; };
-
-static int matches(const struct record *record, const struct search *search) {
-    if (search->context)
-        return record->kind && record->context == search->context;
-    return record->kind == search->kind && record->key >= search->begin && record->key < search->end;
-}
-
-static int take_match(struct search search, struct record *found) {
+/* Each search begins where the last one ended: so all records of a context are taken in two rounds of the table. */
+int take_record_of_context(uint64_t context, struct record *found) {
     struct process *own = process();
     struct record *match = NULL;
     acquire(&own->records_lock);
-    for (uint64_t at = 0; at < own->record_capacity && !match; at++)
-        if (matches(&own->records[at], &search))
+    for (uint64_t tried = 0; context && tried < own->record_capacity && !match; tried++) {
+        uint64_t at = own->search_start & (own->record_capacity - 1);
+        if (own->records[at].kind && own->records[at].context == context)
             match = &own->records[at];
+        else
+            own->search_start++;
+    }
     int exists = get(own, match, found, 1);
     let_go(&own->records_lock);
     return exists;
 }
 
-int take_record_of_context(uint64_t context, struct record *found) {
-    return context && take_match((struct search){.context = context}, found);
-}
-
-int take_record_in_range(enum kind kind, uint64_t begin, uint64_t end, struct record *found) {
-    return take_match((struct search){.kind = kind, .begin = begin, .end = end}, found);
-}
-
 int find_containing(enum kind kind, uint64_t address, struct record *found) {
     struct process *own = process();
-    int exists = 0;
     acquire(&own->records_lock);
+    /* Usually it is the beginning that is asked for. */
+    int exists = get(own, locate(own, kind, address), found, 0);
     for (uint64_t at = 0; at < own->record_capacity && !exists; at++) {
         struct record *each = &own->records[at];
         if (each->kind == kind && each->key <= address && address - each->key < each->bytes)
@@ -134,13 +124,46 @@ int find_containing(enum kind kind, uint64_t address, struct record *found) {
     return exists;
 }
 
-void each_record(enum kind kind, void (*act)(struct record *record, void *argument), void *argument) {
+int next_record(enum kind kind, uint64_t *place, struct record *found) {
+    struct process *own = process();
+    int exists = 0;
+    acquire(&own->records_lock);
+    while (!exists && *place < own->record_capacity) {
+        struct record *each = &own->records[(*place)++];
+        exists = each->kind == kind && get(own, each, found, 0);
+    }
+    let_go(&own->records_lock);
+    return exists;
+}
+
+void change_record(const struct record *record) {
     struct process *own = process();
     acquire(&own->records_lock);
-    for (uint64_t at = 0; at < own->record_capacity; at++)
-        if (own->records[at].kind == kind)
-            act(&own->records[at], argument);
+    struct record *changed = locate(own, record->kind, record->key);
+    if (changed)
+        *changed = *record;
     let_go(&own->records_lock);
+}
+
+static struct record *add_block(struct process *own, uint64_t block) {
+    if (!grow(own))
+        return NULL;
+    insert(own->records, own->record_capacity, (struct record){.kind = SMALLS, .key = block});
+    own->record_count++;
+    return locate(own, SMALLS, block);
+}
+
+uint32_t count_in_block(uint64_t block, int number) {
+    struct process *own = process();
+    acquire(&own->records_lock);
+    struct record *record = locate(own, SMALLS, block);
+    if (!record && number > 0)
+        record = add_block(own, block);
+    uint32_t left = record ? record->handles += (uint32_t)number : 0;
+    if (record && !left)
+        delete (own, record);
+    let_go(&own->records_lock);
+    return left;
 }
 
 uint64_t put_object(uint64_t bytes, unsigned card, int shared) {
@@ -157,6 +180,8 @@ int count_object(uint64_t object, int handles, int mappings, struct record *foun
     acquire(&own->records_lock);
     struct record *record = locate(own, OBJECT, object);
     int is_last = 0;
+    if (found)
+        *found = (struct record){.kind = NO_RECORD};
     if (record) {
         record->handles += (uint32_t)handles;
         record->mappings += (uint32_t)mappings;

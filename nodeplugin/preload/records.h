@@ -16,6 +16,7 @@ enum kind {
     OBJECT,   /* physical memory; lives while it has handles or mappings */
     POOL,
     GRAPH,    /* an executable graph that allocates */
+    SMALLS,   /* how many small allocations are in a block, by its number */
 };
 
 struct record {
@@ -33,13 +34,18 @@ int put_record(struct record record);
 int find_record(enum kind kind, uint64_t key, struct record *found);
 int take_record(enum kind kind, uint64_t key, struct record *found);
 
-/* Take any record of a context, or of a kind whose key is in a range. */
+/* Take any record of a context. */
 int take_record_of_context(uint64_t context, struct record *found);
-int take_record_in_range(enum kind kind, uint64_t begin, uint64_t end, struct record *found);
 int find_containing(enum kind kind, uint64_t address, struct record *found);
 
-/* Call a function for each record of a kind; it must not use records itself. */
-void each_record(enum kind kind, void (*act)(struct record *record, void *argument), void *argument);
+/* Find the next record of a kind; *place begins with 0. What other threads put meanwhile may be found or not. */
+int next_record(enum kind kind, uint64_t *place, struct record *found);
+/* Change the record with this one's kind and key, if it exists. */
+void change_record(const struct record *record);
+
+/* Count one more small allocation in a block, or one less; returns how many there are then. 0 also if there is no memory
+ * to count them. */
+uint32_t count_in_block(uint64_t block, int number);
 
 /* Create physical memory with one handle, and count its handles and mappings. The second returns 1 when it has lost the
  * last of both: its record is taken then. */

@@ -186,7 +186,7 @@ static uint64_t sum_of(struct usage_file *usage, unsigned card, uint64_t *pendin
         granted += atomic_load(&usage->slots[slot].cards[card].granted);
     }
     for (unsigned entry = 0; entry < entries && entry < MAX_SHARED; entry++)
-        if (usage->shared[entry].card == card)
+        if (atomic_load(&usage->shared[entry].card) == card)
             granted += atomic_load(&usage->shared[entry].bytes);
     *pending = waiting;
     return granted;
@@ -256,6 +256,12 @@ void release(unsigned card, uint64_t bytes) {
         atomic_fetch_sub(&usage->slots[process()->slot].cards[card].granted, bytes);
 }
 
+void account(unsigned card, uint64_t bytes) {
+    struct usage_file *usage = usage_file();
+    if (usage)
+        atomic_fetch_add(&usage->slots[process()->slot].cards[card].granted, bytes);
+}
+
 /* Without a slot: who only asks how much is used needs none. */
 static const struct usage_file *view_usage(void) {
     static const struct usage_file *_Atomic viewed;
@@ -305,15 +311,17 @@ uint64_t used_bytes(unsigned card) {
         uint64_t held = 0;
         for (unsigned word = 0; word < MAX_SLOTS / 64; word++)
             held |= atomic_load(&shared->holders[word]) & live[word];
-        if (held && shared->card == card)
+        if (held && atomic_load(&shared->card) == card)
             used += atomic_load(&shared->bytes);
     }
     return used;
 }
 
-static void add_holder(struct shared_memory *shared) {
+/* The file says which processes hold an entry; how often one does, as by two handles, it knows itself. Under the gate. */
+static void add_holder(struct usage_file *usage, int entry) {
     unsigned slot = process()->slot;
-    atomic_fetch_or(&shared->holders[slot / 64], 1ULL << slot % 64);
+    atomic_fetch_or(&usage->shared[entry].holders[slot / 64], 1ULL << slot % 64);
+    process()->joins[entry]++;
 }
 
 static int find_entry(struct usage_file *usage, const void *key, size_t key_size) {
@@ -329,13 +337,13 @@ static int new_entry(struct usage_file *usage, unsigned card, uint64_t bytes, co
         struct shared_memory *shared = &usage->shared[entry];
         if (atomic_load(&shared->bytes))
             continue;
-        shared->card = card;
+        atomic_store(&shared->card, card);
         shared->serial = atomic_fetch_add(&usage->serial, 1);
         memset(shared->key, 0, sizeof shared->key);
         memcpy(shared->key, key, key_size);
         for (unsigned word = 0; word < MAX_SLOTS / 64; word++)
             atomic_store(&shared->holders[word], 0);
-        add_holder(shared);
+        add_holder(usage, (int)entry);
         if (entry >= atomic_load(&usage->shared_used))
             atomic_store(&usage->shared_used, entry + 1);
         /* Last: from here on the memory counts twice, until the caller's part is released. */
@@ -360,11 +368,11 @@ int share(unsigned card, uint64_t bytes, const void *key, size_t key_size) {
 
 static int join_entry(struct usage_file *usage, int entry, uint64_t *bytes, unsigned *card) {
     struct shared_memory *shared = &usage->shared[entry];
-    add_holder(shared);
+    add_holder(usage, entry);
     if (bytes)
         *bytes = atomic_load(&shared->bytes);
     if (card)
-        *card = shared->card;
+        *card = atomic_load(&shared->card);
     return entry;
 }
 
@@ -385,7 +393,8 @@ void leave(int entry) {
     int file = usage && entry >= 0 && entry < MAX_SHARED ? pass_gate() : -1;
     if (file < 0)
         return;
-    leave_entry(&usage->shared[entry], process()->slot);
+    if (process()->joins[entry] && !--process()->joins[entry])
+        leave_entry(&usage->shared[entry], process()->slot);
     leave_gate(file);
 }
 
@@ -393,38 +402,54 @@ void mark_file(int file, int entry) {
     struct usage_file *usage = process()->usage;
     if (!usage || entry < 0)
         return;
-    int64_t serial = atomic_fetch_add(&usage->serial, 1);
+    int64_t serial = (int64_t)atomic_fetch_add(&usage->serial, 1);
     lock_bytes(file, OFD_SETLK, F_WRLCK, MARK_BEGIN + serial * MARKS_PER_SERIAL + entry, 1, NULL);
 }
 
+/* The lock that begins first at or after a byte, -1 if there is none: the kernel returns any that overlaps. */
+static int64_t first_lock(int file, int64_t start) {
+    int64_t found = -1, length = 0; /* 0: to the end */
+    struct flock seen;
+    while (!lock_bytes(file, OFD_GETLK, F_WRLCK, start, length, &seen) && seen.l_type != F_UNLCK && seen.l_start >= start) {
+        found = seen.l_start;
+        length = found - start;
+        if (!length)
+            break;
+    }
+    return found;
+}
+
 /* A lock that another description of the same file sees, and this one does not, is this one's. */
-static int find_mark(int file) {
+static int64_t find_mark(int file) {
     char path[64];
+    struct flock own;
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int other = open(path, O_RDWR | O_CLOEXEC);
-    int64_t start = MARK_BEGIN, found = NOT_SHARED;
-    while (other >= 0 && found == NOT_SHARED) {
-        struct flock seen, own;
-        if (lock_bytes(other, OFD_GETLK, F_WRLCK, start, 0, &seen) || seen.l_type == F_UNLCK || seen.l_start < start)
-            break;
-        if (!lock_bytes(file, OFD_GETLK, F_WRLCK, seen.l_start, 1, &own) && own.l_type == F_UNLCK)
-            found = (seen.l_start - MARK_BEGIN) % MARKS_PER_SERIAL;
-        start = seen.l_start + 1;
-    }
+    int64_t at = other < 0 ? -1 : first_lock(other, MARK_BEGIN);
+    while (at >= 0 && (lock_bytes(file, OFD_GETLK, F_WRLCK, at, 1, &own) || own.l_type != F_UNLCK))
+        at = first_lock(other, at + 1);
     if (other >= 0)
         close(other);
-    return (int)found;
+    return at;
+}
+
+/* The entry of a mark, if it is still the one that was marked: a file may be open for longer than its memory is held. */
+static int marked_entry(const struct usage_file *usage, int64_t mark) {
+    int64_t entry = (mark - MARK_BEGIN) % MARKS_PER_SERIAL;
+    uint32_t serial = (uint32_t)((mark - MARK_BEGIN) / MARKS_PER_SERIAL);
+    const struct shared_memory *shared = &usage->shared[entry];
+    return atomic_load(&shared->bytes) && (int32_t)(serial - shared->serial) > 0 ? (int)entry : NOT_SHARED;
 }
 
 int join_by_file(int file, uint64_t *bytes, unsigned *card) {
     struct usage_file *usage = usage_file();
-    int entry = usage ? find_mark(file) : NOT_SHARED, gate = entry == NOT_SHARED ? -1 : pass_gate();
+    int64_t mark = usage ? find_mark(file) : -1;
+    int gate = mark < 0 ? -1 : pass_gate();
     if (gate < 0)
         return NOT_SHARED;
-    if (atomic_load(&usage->shared[entry].bytes))
+    int entry = marked_entry(usage, mark);
+    if (entry != NOT_SHARED)
         join_entry(usage, entry, bytes, card);
-    else
-        entry = NOT_SHARED;
     leave_gate(gate);
     return entry;
 }

@@ -13,6 +13,8 @@
 /* Reserve memory of a card, if the limit of the container leaves room for it. */
 int reserve(unsigned card, uint64_t bytes);
 void release(unsigned card, uint64_t bytes);
+/* Count memory that is there already, also beyond the limit. */
+void account(unsigned card, uint64_t bytes);
 
 /* Accounted for all processes of the container, with the residual. */
 uint64_t used_bytes(unsigned card);

@@ -53,6 +53,7 @@ HOOK(cuMemRelease)(CUmemGenericAllocationHandle handle) {
     int is_known = find_record(HANDLE, handle, &record);
     if (is_known) {
         count_object(record.object, -1, 1, &object);
+        /* Without an object, there was no memory for its record. */
         if (!object.handles)
             take_record(HANDLE, handle, NULL);
     }
@@ -85,13 +86,15 @@ HOOK(cuMemRetainAllocationHandle)(CUmemGenericAllocationHandle *handle, void *ad
     return result;
 }
 
-/* Imported memory that no process of this container shares has no size before it is mapped. */
-static CUresult charge_mapping(uint64_t object, CUmemGenericAllocationHandle handle, size_t bytes) {
+/* Imported memory that no process of this container shares has no size before it is mapped: it is at least as large as
+ * the part of it that is. */
+static CUresult charge_mapping(uint64_t object, CUmemGenericAllocationHandle handle, uint64_t bytes) {
     struct record record;
     CUmemAllocationProp found;
     CUdevice device;
     unsigned card;
-    if (!find_record(OBJECT, object, &record) || record.bytes || record.shared != NOT_SHARED)
+    uint64_t wanted = round_up(bytes, BLOCK);
+    if (!find_record(OBJECT, object, &record) || record.bytes >= wanted || record.shared != NOT_SHARED)
         return CUDA_SUCCESS;
     if (REAL(cuMemGetAllocationPropertiesFromHandle)(&found, handle) != CUDA_SUCCESS || !is_device_location(&found.location, &device))
         return CUDA_SUCCESS;
@@ -101,17 +104,17 @@ static CUresult charge_mapping(uint64_t object, CUmemGenericAllocationHandle han
         return CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         return result;
-    uint64_t charged = round_up(bytes, BLOCK);
-    if (!reserve(card, charged))
+    uint64_t known = record.bytes;
+    if (!reserve(card, wanted - known))
         return CUDA_ERROR_OUT_OF_MEMORY;
     acquire(&process()->objects_lock);
+    int exists = take_record(OBJECT, object, &record);
     /* Another thread may have mapped it at the same time. */
-    int is_first = take_record(OBJECT, object, &record) && !record.bytes;
-    if (is_first)
-        record.bytes = charged, record.card = (uint8_t)card;
+    if (exists && record.bytes == known)
+        record.bytes = wanted, record.card = (uint8_t)card;
     else
-        release(card, charged);
-    if (record.kind)
+        release(card, wanted - known);
+    if (exists)
         put_record(record);
     let_go(&process()->objects_lock);
     return CUDA_SUCCESS;
@@ -128,7 +131,7 @@ HOOK(cuMemMap)(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAll
     struct record record;
     if (!find_record(HANDLE, handle, &record))
         return REAL(cuMemMap)(pointer, bytes, offset, handle, flags);
-    CUresult result = charge_mapping(record.object, handle, bytes);
+    CUresult result = charge_mapping(record.object, handle, (uint64_t)offset + bytes);
     if (result != CUDA_SUCCESS)
         return result;
     acquire(&process()->objects_lock);
@@ -142,26 +145,40 @@ HOOK(cuMemMap)(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAll
     return result;
 }
 
-#define BATCH 32
+/* The driver unmaps whole mappings that follow on each other. Returns how many they are, 0 if it will refuse the range. */
+static size_t count_mappings(CUdeviceptr pointer, size_t bytes) {
+    struct record mapping;
+    size_t number = 0;
+    for (uint64_t at = 0; at < bytes; at += mapping.bytes, number++)
+        if (!find_record(MAPPING, pointer + at, &mapping) || !mapping.bytes)
+            return 0;
+    return number;
+}
 
-/* A range may hold several mappings. They are taken before the call, after which the addresses can be mapped again. */
-static CUresult unmap(CUdeviceptr pointer, size_t bytes) {
-    struct record taken[BATCH];
-    int number = 0;
-    while (number < BATCH && (number ? take_record_in_range(MAPPING, pointer, pointer + bytes, &taken[number])
-                                     : take_record(MAPPING, pointer, &taken[0]) ||
-                                           take_record_in_range(MAPPING, pointer, pointer + bytes, &taken[0]))) {
-        number++;
-        /* The usual case: one mapping, which is the whole range. */
-        if (taken[0].key == pointer && taken[0].bytes == bytes)
-            break;
-    }
-    CUresult result = number < BATCH ? REAL(cuMemUnmap)(pointer, bytes) : unmap(pointer, bytes);
-    for (int each = 0; each < number; each++)
+/* The records are taken before the call, after which the addresses can be mapped again. */
+static CUresult unmap_all(CUdeviceptr pointer, size_t bytes, struct record *taken, size_t number) {
+    size_t found = 0;
+    for (CUdeviceptr at = pointer; found < number && take_record(MAPPING, at, &taken[found]); found++)
+        at += taken[found].bytes;
+    CUresult result = REAL(cuMemUnmap)(pointer, bytes);
+    for (size_t each = 0; each < found; each++)
         if (result == CUDA_SUCCESS)
             uncount_mapping(taken[each].object);
         else
             put_record(taken[each]);
+    return result;
+}
+
+static CUresult unmap(CUdeviceptr pointer, size_t bytes) {
+    struct record one, *many;
+    size_t number = count_mappings(pointer, bytes);
+    if (number <= 1)
+        return unmap_all(pointer, bytes, &one, number);
+    many = allocate_pages(number * sizeof *many);
+    if (!many)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = unmap_all(pointer, bytes, many, number);
+    free_pages(many, number * sizeof *many);
     return result;
 }
 
