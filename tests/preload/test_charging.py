@@ -33,7 +33,11 @@ PATHS = {
         32,
         ["free a", "trim p"],
     ),
-    "memory of the thread's own stream": (["default-pool p 0", "async-ptsz a 10485760"], 32, ["async-free a", "trim p"]),
+    "memory of the thread's own stream": (
+        ["default-pool p 0", "async-ptsz a 10485760"],
+        32,
+        ["async-free a", "trim p"],
+    ),
     "a second pool": (["pool p device 0", "from-pool a 41943040 p"], 64, ["async-free a", "pool-free p"]),
     "a graph that is launched": (["graph g 10", "launch g"], 10, ["graph-free g", "primary-reset 0", "primary 0"]),
     "a graph that is uploaded": (["graph g -10 -20", "upload g"], 0, ["graph-free g"]),
@@ -91,7 +95,7 @@ def test_memory_that_is_on_no_device_is_not_charged(container: Container, calls:
 
 
 def test_physical_memory_is_charged_without_a_context(container: Container) -> None:
-    """cuMemCreate needs no context: it says itself on which device."""
+    """CuMemCreate needs no context: it says itself on which device."""
     with container.start(context=False) as program:
         program.ok("init")
         program.ok("create a 10485760 device 0")
