@@ -21,6 +21,7 @@ SOURCES, LIBRARY = ("vcuda/fill_kernel.c", "vcuda/names_kernel.c"), "vcuda/libvc
 HOOKS = {
     "nodeplugin/update-ldcache": ("nodeplugin/update_ldcache.c", "LD_LIBRARY_PATH is set in containers"),
     "nodeplugin/apply-memory-limit": ("nodeplugin/apply_memory_limit.c", "the driver's memory limit is not offered"),
+    "nodeplugin/merge-preload": ("nodeplugin/merge_preload.c", "what images preload themselves is replaced"),
 }
 PRELOAD_LIBRARIES = "nodeplugin/preload-libraries"
 HOOK_LIBRARY = "nodeplugin/oci_state.c"

@@ -131,6 +131,7 @@ class Injector:
             self._cdi.mkdir(parents=True, exist_ok=True)
             self._library_cache.install()
             self.memory_limit_hook.install()
+            self.preload.install_hook(self._library_cache.folder)
 
     def build_response(
         self,
@@ -188,6 +189,8 @@ class Injector:
             # Only here: the numbers of graphics nodes may differ after a boot, and the kubelet replays responses.
             nodes = [*self._driver.device_nodes(cards), *self._driver.graphics_nodes(cards)]
             hooks = [self.memory_limit_hook.hook(allocation.token)] if has_limit else []
+            if rung is Rung.PRELOAD:
+                hooks += self.preload.hooks(allocation.token)
             spec = self._cdi_spec(allocation, slices, nodes, hooks)
             write_if_changed(self._cdi_file(allocation.token), msgspec.json.encode(spec))
 

@@ -28,7 +28,7 @@ class LibraryCache:
     """Installs the hook in a folder that has the same path on the host; `host` is where the host's root is seen."""
 
     def __init__(self, folder: Path, host: Path) -> None:
-        self._folder, self._host = folder, host
+        self.folder, self._host = folder, host
         self._log = structlog.get_logger()
 
     def install(self) -> None:
@@ -43,11 +43,11 @@ class LibraryCache:
             )
             return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             for name, content in programs.items():
-                write_program(self._folder / name, content or b"")
+                write_program(self.folder / name, content or b"")
         except OSError as error:
-            self._log.warning("library_cache_hook_not_installed", folder=str(self._folder), error=str(error))
+            self._log.warning("library_cache_hook_not_installed", folder=str(self.folder), error=str(error))
 
     def _find_ldconfig(self) -> bytes | None:
         places = (root / each for root in (Path("/"), self._host) for each in LDCONFIG_PLACES)
@@ -55,7 +55,7 @@ class LibraryCache:
 
     def hook(self, libraries: str) -> dict[str, Any] | None:
         """Return the hook as CDI describes it; None if the host cannot run it, as on a mount with noexec."""
-        hook, ldconfig = self._folder / HOOK, self._folder / LDCONFIG
+        hook, ldconfig = self.folder / HOOK, self.folder / LDCONFIG
         if not all(os.access(each, os.X_OK) for each in (hook, ldconfig)):
             return None
         return {

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import structlog
 from msgspec import Struct
 
 from nodeplugin.checkpoint import replace_file
 from nodeplugin.host_driver import CONTAINER_FOLDER
+from nodeplugin.library_cache import read_static, write_program
 from nodeplugin.selinux import label_for_containers
 from nodeplugin.share_files import USAGE_FOLDER, CardLimits, create_usage, write_limits
 
@@ -29,6 +31,7 @@ CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 LIBRARIES = (CUDA, NVML)
 # The names by which programs open the driver's libraries.
 STAND_INS = {"libcuda.so.1": CUDA, "libcuda.so": CUDA, "libnvidia-ml.so.1": NVML, "libnvidia-ml.so": NVML}
+HOOK, HOOK_TIMEOUT_S = "merge-preload", 10
 PRELOAD_FILE, PRELOAD_PATH = "ld.so.preload", "/etc/ld.so.preload"
 CONTAINER_PRELOAD, CONTAINER_LIMITS = f"{CONTAINER_FOLDER}/preload", "/etc/quotient"
 # The account file has 370 kB. Nobody can fill more than this.
@@ -51,6 +54,7 @@ class PreloadFiles:
     def __init__(self, folder: Path, containers: Path, proc: Path = Path("/proc")) -> None:
         self._folder, self._containers, self._proc = folder, containers, proc
         self._digest = ""
+        self._hook = folder / HOOK
         self._log = structlog.get_logger()
 
     def install(self) -> None:
@@ -98,6 +102,32 @@ class PreloadFiles:
             target = driver / stand_in_folder(version)
             if (driver / "lib64").is_dir() and not target.exists():
                 link_libraries(driver / "lib64", self._folder / version, target)
+
+    def install_hook(self, folder: Path) -> None:
+        """Copy the hook that keeps what images preload to the host's folder of hooks; safe to repeat."""
+        content = read_static(Path(str(resources.files(__package__).joinpath(HOOK))))
+        try:
+            if content is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_program(folder / HOOK, content)
+        except OSError as error:
+            self._log.warning("preload_hook_not_installed", folder=str(folder), error=str(error))
+        self._hook = folder / HOOK
+
+    def hooks(self, token: str) -> list[dict[str, Any]]:
+        """Return the hook as CDI describes it; none if the host cannot run it."""
+        if not os.access(self._hook, os.X_OK):
+            return []
+        return [
+            {
+                "hookName": "createRuntime",
+                "path": str(self._hook),
+                "args": [HOOK, str(self._containers / token / PRELOAD_FILE)],
+                # Never empty: the runtime would pass the environment of the container, which is hostile.
+                "env": ["PATH=/"],
+                "timeout": HOOK_TIMEOUT_S,
+            }
+        ]
 
     def prepare(self, token: str, cards: Sequence[CardLimits], driver_version: str, driver_folder: str) -> None:
         """Create or repair a container's files before its start; OSError if its programs would run without limits."""

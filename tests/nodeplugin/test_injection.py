@@ -864,6 +864,26 @@ def test_a_limited_container_has_the_hook_that_sets_its_limit(make: MakeBench) -
     assert bench.spec()["devices"][0]["containerEdits"]["hooks"] == hooks
 
 
+BY_LIBRARY = Isolation(memory=Rung.PRELOAD)
+
+
+@needs_root
+def test_a_container_limited_by_the_library_keeps_what_its_image_preloads(make: MakeBench) -> None:
+    """By a hook, in the file that is mounted over the image's."""
+    bench = make("cdi")
+    bench.injector.build_response(POD, "a", bench.allocation(isolation=BY_LIBRARY), HALF)
+    (edits,) = (each["containerEdits"] for each in bench.spec()["devices"])
+    bench.injector.remove([ALLOCATION])
+    assert [each["hookName"] for each in edits["hooks"]] == ["createRuntime", "createContainer"]
+    preloaded = f"{bench.folder}/containers/{ALLOCATION}/ld.so.preload"
+    assert edits["hooks"][0]["args"] == ["merge-preload", preloaded]
+    mounts = {each["containerPath"]: each for each in edits["mounts"]}
+    assert mounts["/etc/ld.so.preload"]["hostPath"] == preloaded
+    assert mounts["/etc/ld.so.preload"]["options"][0] == "ro"
+    assert mounts["/etc/quotient/usage"]["options"][0] == "rw"
+    assert mounts["/usr/local/nvidia/lib64"]["hostPath"].startswith(f"{bench.folder}/driver/current/limited-")
+
+
 WITHOUT_LIMIT = {
     "no isolation": (HALF, NO_ISOLATION),
     "a whole card": ((GpuSlice("GPU-0", 100, CARD_MIB),), EXCLUSIVE),
