@@ -41,7 +41,7 @@ NO_TOKEN: AuthorizationFailure = 401, "send a bearer token: Authorization: Beare
 
 
 class Claims(Struct, frozen=True):
-    """Whose token it claims to be; nobody has verified that."""
+    """Whose token it claims to be; that is not verified."""
 
     iss: str = ""
     sub: str = ""

@@ -36,7 +36,7 @@ class MemoryState(msgspec.Struct, frozen=True):
     used: int | None = None
 
 
-class ContainerState(msgspec.Struct, frozen=True):
+class ContainerUse(msgspec.Struct, frozen=True):
     """A container on one of its cards, as `/usage` of a node plugin describes it."""
 
     node: str
@@ -52,7 +52,7 @@ class ContainerState(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    containers: list[ContainerState]
+    containers: list[ContainerUse]
 
 
 @click.command(short_help="Show what containers use of their GPUs, and whether their limits hold.")
@@ -79,7 +79,7 @@ def top(context: click.Context, namespace: str | None, node: str | None, output:
     context.exit(1 if warnings or any(is_broken(each) for each in states) else 0)
 
 
-def read_states(configuration: Configuration, node: str | None) -> tuple[list[ContainerState], list[str]]:
+def read_states(configuration: Configuration, node: str | None) -> tuple[list[ContainerUse], list[str]]:
     """Return the containers of all nodes or of one, ordered, and a warning for each node that could not be read."""
     from cluster.errors import ApiError  # noqa: PLC0415 - only loaded where a cluster is used
     from cluster.interface import Selector  # noqa: PLC0415
@@ -95,7 +95,7 @@ def read_states(configuration: Configuration, node: str | None) -> tuple[list[Co
     plugins = {each.metadata.name: each.spec.node_name or "" for each in pods if node in (None, each.spec.node_name)}
     if node is not None and not plugins:
         raise CommandError(f"no node plugin runs on a node {node}")
-    states: list[ContainerState] = []
+    states: list[ContainerUse] = []
     warnings: list[str] = []
     with ThreadPoolExecutor(READERS) as pool:
         reading = {pod: pool.submit(read, pod) for pod in plugins}
@@ -119,7 +119,7 @@ def usage_reader(configuration: Configuration) -> Callable[[str], bytes]:
     return lambda pod: read_from_pod(settings, PodAddress(namespace, pod, port), "/usage", TIMEOUT_S)
 
 
-def is_broken(state: ContainerState) -> bool:
+def is_broken(state: ContainerUse) -> bool:
     """Whether a limit is exceeded, whether anything enforces it or not."""
     return any(limit.holds is False for limit in state.limits.values())
 
@@ -133,7 +133,7 @@ def describe_limit(limit: LimitState | None) -> str:
     return f"{limit.rung}: {'unknown' if limit.holds is None else 'holds' if limit.holds else 'broken'}{over}"
 
 
-def table_of(states: Iterable[ContainerState]) -> Table:
+def table_of(states: Iterable[ContainerUse]) -> Table:
     table = Table(*HEAD, box=None)
     for each in states:
         place = each.node, each.index, each.namespace, each.pod, each.container

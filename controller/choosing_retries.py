@@ -1,7 +1,7 @@
 """Which waiting workloads are retried: as many as there is room for, the oldest first. A pure function of values.
 
 A retry whose workload creates no pod backs off, so that a workload that fails for another reason is not retried in a
-circle; once there is no room for it, it starts anew. While a retry is on its way, its room counts as taken.
+circle; once there is no room for it, it starts again. While a retry is on its way, its room counts as taken.
 """
 
 from collections.abc import Collection, Mapping

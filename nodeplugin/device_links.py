@@ -33,7 +33,7 @@ class DeviceLinks:
         A failure is logged once: containers run without the links, until systemd is reloaded.
         """
         folder = self._host / "dev" / CHAR_FOLDER
-        # Without systemd there is no such folder, and nobody who would read it.
+        # Without systemd there is no such folder, and no program that would read it.
         if not folder.is_dir():
             return
         try:

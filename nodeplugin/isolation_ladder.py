@@ -1,7 +1,7 @@
 """Which rungs of isolation a card offers to containers that share it, and why not the others.
 
-Pure functions of facts about the node, which `nodeplugin/service.py` collects. What is published is what the scheduler
-promises to pods.
+Pure functions of facts about the node, which `nodeplugin/share_enforcement.py` collects. What is published is what the
+scheduler promises to pods.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

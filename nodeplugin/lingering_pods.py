@@ -1,8 +1,8 @@
 """How long allocations wait for lingering pods: gone from the API server, but with processes that still use cards.
 
 The kubelet allocates for one container of a node at a time, so every wait delays all pods of the node. Therefore it is
-counted by lingering pod, whoever waits: processes that do not end (a pod deleted with force keeps its own grace period)
-delay the node once. A second limit holds for all of them together, since a tenant can make any number.
+counted by lingering pod, for all calls together: processes that do not end (a pod deleted with force keeps its own
+grace period) delay the node once. A second limit holds for all of them together, since a tenant can make any number.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Answers the hook that container runtimes run before a container's first program: sets the driver's memory limit.
 
 A unix socket for root only. One thread serves all connections, so a driver call that hangs makes the hooks give up, and
-their containers do not start. Peers that send nothing, or too much, hold up nobody: connections are bounded in number,
-and each in time and size. While all are in use, others wait in the listening socket's queue.
+their containers do not start. Peers that send nothing, or too much, hold up no other: connections are bounded in
+number, and each in time and size. While all are in use, others wait in the listening socket's queue.
 """
 
 import selectors

@@ -1,7 +1,8 @@
 """Publishes the node's GPUs: inventory and model label on the Node, events about cards, placements on pods.
 
 It also watches the Node for what others write there: the cordon annotation, and resources of another device plugin that
-offers the same cards. When the plugin is uninstalled, it removes the annotations and the label again: nobody else may.
+offers the same cards. When the plugin is uninstalled, it removes the annotations and the label again: no other
+account may.
 """
 
 import threading

@@ -2,7 +2,7 @@
 
 The library is preloaded into every program by /etc/ld.so.preload, and it also stands where programs look for the
 driver's. It reads its limits from the container's folder, which is mounted read-only, and keeps account in a file on a
-small tmpfs of its own, which programs may write. Whoever replaces either evades the limit: it is cooperative.
+small tmpfs of its own, which programs may write. A program that replaces either evades the limit: it is cooperative.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ STAND_INS = {"libcuda.so.1": CUDA, "libcuda.so": CUDA, "libnvidia-ml.so.1": NVML
 HOOK, HOOK_TIMEOUT_S = "merge-preload", 10
 PRELOAD_FILE, PRELOAD_PATH = "ld.so.preload", "/etc/ld.so.preload"
 CONTAINER_PRELOAD, CONTAINER_LIMITS = f"{CONTAINER_FOLDER}/preload", "/etc/quotient"
-# The account file has 370 kB. Nobody can fill more than this.
+# The account file has 370 kB. A program can fill no more than this.
 TMPFS_OPTIONS = "size=512k,nr_inodes=8,mode=0755"
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
 FIELDS_BEFORE_OPTIONS = 6

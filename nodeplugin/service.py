@@ -28,28 +28,19 @@ from nodeplugin.discovery import CannotServe, CardDiscovery
 from nodeplugin.health import HealthWatcher
 from nodeplugin.host_driver import HostDriver
 from nodeplugin.injection import Injector, detect_mode
-from nodeplugin.isolation_ladder import CardLadder, LadderFacts, card_ladder, group_not_offered
+from nodeplugin.isolation_ladder import group_not_offered
 from nodeplugin.kubelet import Kubelet
-from nodeplugin.memory_feedback import ContextSizes, MemoryFeedback
-from nodeplugin.memory_limit_server import MemoryLimitServer
-from nodeplugin.memory_limits import (
-    LimitedContainer,
-    MemoryLimiter,
-    limited_containers,
-    offers_memory_limits,
-    read_facts,
-)
 from nodeplugin.metrics import Metrics
 from nodeplugin.monitor import MonitorServer
 from nodeplugin.node_publisher import NodePublisher
 from nodeplugin.nvml import Driver
 from nodeplugin.pending_resets import PendingResets
 from nodeplugin.pods import NodePods, PodsByUid
-from nodeplugin.sampling import ContainerSample, Sampler
+from nodeplugin.sampling import Sampler
+from nodeplugin.share_enforcement import ShareEnforcement
 from settings.configuration import Configuration
 from vcuda.decision import Unavailable
 from vcuda.injection_modes import InjectionMode
-from vcuda.isolation import Rung
 from vcuda.names import names_for
 from vcuda.scheme import build_scheme
 
@@ -82,11 +73,10 @@ class Service:
         boot = boot_id()
         # Read before the driver is asked: a card that is in the checkpoint and not listed is missing, not unknown.
         self._previous = previous_checkpoint(self._folder)
-        self.node_cards = NodeCards(previous_cards(self._previous, boot), self._ladder_of)
+        self.node_cards = NodeCards(previous_cards(self._previous, boot), lambda card: self.enforcement.ladder_of(card))
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = NodePods(cluster, self.node, scheme, self._folder / "pods.json")
         self._mode: InjectionMode | None = None if settings.injection == "auto" else settings.injection
-        self._isolation = settings.isolation
         self.injector = Injector(
             self._mode or "native",
             self._folder,
@@ -140,26 +130,27 @@ class Service:
             on_failure=self._fail,
         )
         self.sampler = Sampler(self.driver, self.node_cards, self.pods.cached_pods, self.allocations.all)
-        context_sizes = ContextSizes(self._folder)
-        self.injector.context_mib = lambda uuid: self._context_mib(context_sizes, uuid)
-        self.memory_feedback = MemoryFeedback(
-            self._folder / "containers",
-            context_sizes,
-            self.sampler.sample,
-            self._token_of,
-            lambda: self.discovery.version,
+        self.enforcement = ShareEnforcement(
+            settings.isolation,
+            self._folder,
+            host=self.host_driver.host,
+            driver=self.driver,
+            injector=self.injector,
+            node_cards=self.node_cards,
+            allocations=self.allocations.all,
+            sample=self.sampler.sample,
+            # Not before all parts are there that the first cards are published by.
+            driver_version=lambda: self.discovery.version if self._may_inject else "",
         )
         self.metrics = Metrics(
             self.node,
             self.sampler.sample,
             lambda: dict(self.health.xids),
             self._status,
-            self.memory_feedback.residual,
+            self.enforcement.feedback.residual,
         )
         names = {resource: resource.name_in(scheme.names) for resource in Resource}
         self.registrar = Registrar(self.kubelet, self.allocator, names, self.metrics.observe)
-        self.memory_limiter = MemoryLimiter(self.driver, Path(settings.host_root), self._driver_limited)
-        self.memory_limits = MemoryLimitServer(self.injector.memory_limit_hook.socket, self.memory_limiter.apply)
         self.monitor = MonitorServer(
             configuration.monitor,
             self.node,
@@ -198,8 +189,7 @@ class Service:
         self.publisher.enqueue()
         # Before registration: a kubelet may send calls at once, and they must see all existing allocations.
         self.allocations.recover()
-        self.memory_limits.start()
-        self.memory_feedback.start()
+        self.enforcement.start()
         self.registrar.start()
         self.health.start()
         self._reconciler.start()
@@ -218,8 +208,7 @@ class Service:
         self.ending.set()
         self._pods_changed.set()
         self.registrar.stop()
-        self.memory_limits.stop()
-        self.memory_feedback.stop()
+        self.enforcement.stop()
         self.publisher.stop()
         self.pods.stop()
         self._reconciler.join(10)
@@ -245,39 +234,8 @@ class Service:
             return self._previous.mode or "native"
         return detect_mode(info.container_runtime_version, info.kubelet_version)
 
-    def _ladder_of(self, card: Card) -> CardLadder:
-        facts = LadderFacts(
-            setting=self._isolation,
-            injection=self.injector.mode,
-            driver_problem=self._driver_limit_problem(card),
-            preload_problem=self.injector.preload.problem(),
-        )
-        return card_ladder(facts, is_mig=card.is_mig)
-
-    def _context_mib(self, sizes: ContextSizes, uuid: str) -> int:
-        card = self.node_cards.get(uuid)
-        return sizes.get(card.product if card else "", self.discovery.version)
-
-    def _token_of(self, sample: ContainerSample) -> str:
-        allocation = self.allocations.all().get(sample.pod.uid)
-        given = allocation.containers.get(sample.container) if allocation else None
-        return given.token if given else ""
-
-    def _driver_limited(self) -> dict[str, LimitedContainer]:
-        def is_limited(pod: PodAllocation, container: str) -> bool:
-            return pod.isolation_of(container).memory is Rung.DRIVER
-
-        return limited_containers(self.allocations.all(), self.node_cards, is_limited)
-
-    def _driver_limit_problem(self, card: Card) -> str:
-        has_hook = self.injector.memory_limit_hook.is_usable()
-        # Only asked once a driver is known: the parts below are built after the first cards.
-        version = self.discovery.version if self._may_inject else ""
-        facts = read_facts(self.host_driver.host, version, self.injector.mode, has_hook=has_hook)
-        return offers_memory_limits(facts, card)
-
     def _log_ladders(self) -> None:
-        ladders = [(card.index, self._ladder_of(card)) for card in self.node_cards.cards()]
+        ladders = [(card.index, self.enforcement.ladder_of(card)) for card in self.node_cards.cards()]
         self._log.info(
             "isolation_detected",
             offered=sorted({str(ladder.isolation) for _, ladder in ladders}),
@@ -305,7 +263,7 @@ class Service:
                 self.discovery.detect_hang()
                 if changed or unreleased or now - resynced > RESYNC_S or not swept:
                     unreleased = self.allocations.release_ended()
-                    self.memory_limiter.release_ended()
+                    self.enforcement.release_ended()
                     retries = retries + 1 if unreleased and not changed else 0
                     resynced = now
                 # Once per start, and not before all pods are known.
@@ -317,7 +275,7 @@ class Service:
 
     def _sweep(self) -> None:
         self.allocations.remove_orphans()
-        self.memory_limiter.verify(self.pods.cached_pods())
+        self.enforcement.verify(self.pods.cached_pods())
         if not self.allocations.all():
             self.injector.remove_old_drivers()
 
@@ -359,8 +317,7 @@ class Service:
             "reconciler": self._reconciler.is_alive(),
             "publisher": self.publisher.alive,
             "health watcher": self.health.alive,
-            "server of memory limits": self.memory_limits.alive,
-            "memory feedback": self.memory_feedback.alive,
+            **self.enforcement.running_parts(),
         }
         return [f"the {part} is not running" for part, alive in is_alive.items() if not alive]
 
@@ -373,7 +330,7 @@ class Service:
                 unregistered,
                 self.discovery.problem(),
                 self.allocations.write_error,
-                self.memory_limits.problem(),
+                self.enforcement.problem(),
             )
             if problem
         ]

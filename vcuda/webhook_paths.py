@@ -2,7 +2,7 @@
 
 The secret stands in the webhook configurations only. Beside it, in an annotation, the controller records the SHA-256
 digests of all secrets that the webhook accepts: the registered one, during a rotation the next one, and former ones
-for as long as an API server may still use them. Digests suffice to recognize a secret, and tell nobody what it is.
+for as long as an API server may still use them. Digests suffice to recognize a secret, and do not reveal it.
 
 The plain paths `/mutate` and `/validate` are those of the empty secret.
 """

@@ -17,7 +17,7 @@ from webhook.review import MAX_REASON, NULL, GroupVersionKind, Request, User, li
 
 # Older ones are dropped. On a busy cluster this covers minutes; metrics and events last longer.
 MAX_DECISIONS = 1000
-# Of a name. Those of the API server are shorter, but whoever calls the webhook may send any.
+# Of a name. Those of the API server are shorter, but a caller of the webhook may send any.
 MAX_TEXT = 320
 PATH = "/decisions"
 

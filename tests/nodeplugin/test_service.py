@@ -56,9 +56,9 @@ def test_a_card_offers_the_drivers_limit_where_the_node_has_it(
 ) -> None:
     """Of MIG devices never; without it there is the library, which this node does not have."""
     monkeypatch.setattr(service.injector.preload, "problem", lambda: "not installed")
-    monkeypatch.setattr("nodeplugin.service.read_facts", lambda *_, **__: facts)
-    assert service._ladder_of(card(0)).isolation.memory is expected
-    assert service._ladder_of(mig_part(1)).isolation.memory is Rung.NONE
+    monkeypatch.setattr("nodeplugin.share_enforcement.read_facts", lambda *_, **__: facts)
+    assert service.enforcement.ladder_of(card(0)).isolation.memory is expected
+    assert service.enforcement.ladder_of(mig_part(1)).isolation.memory is Rung.NONE
 
 
 def test_the_driver_limits_the_containers_that_were_started_so(
@@ -72,5 +72,7 @@ def test_the_driver_limits_the_containers_that_were_started_so(
     }
     placed = dict.fromkeys(containers, half)
     allocation = PodAllocation(uid="u", namespace="team", name="train", placed=placed, usage={}, containers=containers)
-    monkeypatch.setattr(service.allocations, "all", lambda: {"u": allocation})
-    assert service._driver_limited() == {"token-a": LimitedContainer("u", "team/train", "a", {"GPU-0": 1024})}
+    monkeypatch.setattr(service.enforcement, "_allocations", lambda: {"u": allocation})
+    assert service.enforcement.limited_by_driver() == {
+        "token-a": LimitedContainer("u", "team/train", "a", {"GPU-0": 1024})
+    }
