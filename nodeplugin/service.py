@@ -28,7 +28,7 @@ from nodeplugin.discovery import CannotServe, CardDiscovery
 from nodeplugin.health import HealthWatcher
 from nodeplugin.host_driver import HostDriver
 from nodeplugin.injection import Injector, detect_mode
-from nodeplugin.isolation_ladder import group_not_offered
+from nodeplugin.isolation_ladder import CardLadder, group_not_offered
 from nodeplugin.kubelet import Kubelet
 from nodeplugin.metrics import Metrics
 from nodeplugin.monitor import MonitorServer
@@ -73,7 +73,7 @@ class Service:
         boot = boot_id()
         # Read before the driver is asked: a card that is in the checkpoint and not listed is missing, not unknown.
         self._previous = previous_checkpoint(self._folder)
-        self.node_cards = NodeCards(previous_cards(self._previous, boot), lambda card: self.enforcement.ladder_of(card))
+        self.node_cards = NodeCards(previous_cards(self._previous, boot), self._ladder_of)
         self.kubelet = Kubelet(Path(settings.device_plugins), Path(settings.pod_resources) / "kubelet.sock")
         self.pods = NodePods(cluster, self.node, scheme, self._folder / "pods.json")
         self._mode: InjectionMode | None = None if settings.injection == "auto" else settings.injection
@@ -233,6 +233,9 @@ class Service:
             self._log.warning("container_runtime_unknown", error=str(error))
             return self._previous.mode or "native"
         return detect_mode(info.container_runtime_version, info.kubelet_version)
+
+    def _ladder_of(self, card: Card) -> CardLadder:
+        return self.enforcement.ladder_of(card)
 
     def _log_ladders(self) -> None:
         ladders = [(card.index, self.enforcement.ladder_of(card)) for card in self.node_cards.cards()]

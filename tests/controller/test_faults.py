@@ -87,7 +87,9 @@ class Load:
             if result == "refused" or rng.random() < 0.2:
                 self._delete(kind, rng)
             if result == "refused":
-                time.sleep(rng.uniform(0, 0.5))
+                # While both controllers are killed or paused, for up to half a minute, no room is released: so long that
+                # refusals alone do not use up all attempts.
+                time.sleep(rng.uniform(0, 1.5))
 
     def _create(self, kind: str, name: str, rng: random.Random) -> None:
         models = rng.choice([("A100",), ("T4",), ("A100", "T4"), ()]) if kind == "several" else ("A100",)

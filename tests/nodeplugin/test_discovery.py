@@ -210,7 +210,7 @@ def test_the_plugin_starts_beside_a_driver_that_hangs(driver: SlowDriver, tmp_pa
         assert "the NVIDIA driver is not loaded yet" in service.not_ready()
         driver.may_answer.set()
         eventually(lambda: service.discovery.problem() == "", "the driver")
-        assert [each.uuid for each in service.node_cards.cards()] == ["GPU-0", "GPU-2"]
+        eventually(lambda: [each.uuid for each in service.node_cards.cards()] == ["GPU-0", "GPU-2"], "its cards")
     finally:
         driver.may_answer.set()
         service.stop()
