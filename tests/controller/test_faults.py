@@ -87,8 +87,8 @@ class Load:
             if result == "refused" or rng.random() < 0.2:
                 self._delete(kind, rng)
             if result == "refused":
-                # While both controllers are killed or paused, for up to half a minute, no room is released: so long that
-                # refusals alone do not use up all attempts.
+                # While both controllers are killed or paused, for up to half a minute, no room is released: refusals
+                # alone must not use up all attempts.
                 time.sleep(rng.uniform(0, 1.5))
 
     def _create(self, kind: str, name: str, rng: random.Random) -> None:
