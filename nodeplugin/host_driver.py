@@ -92,10 +92,10 @@ class HostDriver:
                 return root
         return self._host
 
-    def find_library(self) -> Path | None:
-        """Return the path of NVML; None leaves the search to the dynamic loader."""
+    def find_library(self, name: str = LIBRARY) -> Path | None:
+        """Return the path of a library of the driver, by default NVML; None leaves the search to the dynamic loader."""
         for folder in self._library_folders():
-            path = self.root / folder / LIBRARY
+            path = self.root / folder / name
             # The link itself is preferred; its absolute target may exist only below the driver's root.
             for candidate in (path, resolve_links(path, self.root)):
                 if candidate.exists():

@@ -141,6 +141,7 @@ class Service:
             sample=self.sampler.sample,
             # Not before all parts are there that the first cards are published by.
             driver_version=lambda: self.discovery.version if self._may_inject else "",
+            find_library=self.host_driver.find_library,
         )
         self.metrics = Metrics(
             self.node,
@@ -264,6 +265,7 @@ class Service:
                 # On this thread, which makes no driver calls.
                 self.health.detect_hang()
                 self.discovery.detect_hang()
+                self.enforcement.measure_contexts()
                 if changed or unreleased or now - resynced > RESYNC_S or not swept:
                     unreleased = self.allocations.release_ended()
                     self.enforcement.release_ended()

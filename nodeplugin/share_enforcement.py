@@ -9,9 +9,10 @@ from pathlib import Path
 
 from nodeplugin.cards import Card, NodeCards
 from nodeplugin.checkpoint import PodAllocation
+from nodeplugin.context_sizes import ContextMeasurement, ContextSizes, measure_context
 from nodeplugin.injection import Injector
 from nodeplugin.isolation_ladder import CardLadder, LadderFacts, card_ladder
-from nodeplugin.memory_feedback import ContextSizes, MemoryFeedback
+from nodeplugin.memory_feedback import MemoryFeedback
 from nodeplugin.memory_limit_server import MemoryLimitServer
 from nodeplugin.memory_limits import (
     LimitedContainer,
@@ -25,6 +26,7 @@ from nodeplugin.pods import PodsByUid
 from nodeplugin.sampling import ContainerSample, Sample
 from vcuda.isolation import IsolationSetting, Rung
 
+CUDA_LIBRARY = "libcuda.so.1"
 Allocations = Mapping[str, PodAllocation]
 
 
@@ -43,13 +45,22 @@ class ShareEnforcement:
         allocations: Callable[[], Allocations],
         sample: Callable[[], Sample],
         driver_version: Callable[[], str],
+        find_library: Callable[[str], Path | None],
     ) -> None:
+        self._driver, self._find_library = driver, find_library
         self._setting, self._host, self._injector, self._node_cards = setting, host, injector, node_cards
         self._allocations, self._driver_version = allocations, driver_version
         self._context_sizes = ContextSizes(folder)
         injector.context_mib = self._context_mib
         self.feedback = MemoryFeedback(
-            folder / "containers", self._context_sizes, sample, self._token_of, driver_version
+            # No call of the driver for nothing, on nodes without such containers.
+            folder / "containers",
+            lambda: sample() if self._has_preloaded() else Sample(),
+            self._token_of,
+            self._context_mib,
+        )
+        self._measurement = ContextMeasurement(
+            self._context_sizes, node_cards.cards, driver_version, self._measure_context, self._is_preloaded
         )
         self._limiter = MemoryLimiter(driver, host, self.limited_by_driver)
         self._server = MemoryLimitServer(injector.memory_limit_hook.socket, self._limiter.apply)
@@ -62,6 +73,28 @@ class ShareEnforcement:
         """Stop both; limits that are set stay."""
         self._server.stop()
         self.feedback.stop()
+
+    def measure_contexts(self) -> None:
+        """Measure what contexts take that containers are charged for, where that is not known; returns at once."""
+        self._measurement.start()
+
+    def _has_preloaded(self) -> bool:
+        return any(
+            given.isolation.memory is Rung.PRELOAD
+            for pod in self._allocations().values()
+            for given in pod.containers.values()
+        )
+
+    def _is_preloaded(self, card: Card) -> bool:
+        return self.ladder_of(card).isolation.memory is Rung.PRELOAD
+
+    def _measure_context(self, card: Card) -> int | None:
+        library = self._find_library(CUDA_LIBRARY)
+        return measure_context(library, card, self._memory_of) if library else None
+
+    def _memory_of(self, card: Card, pid: int) -> int | None:
+        processes = self._driver.usage(card).processes or ()
+        return next((each.memory_mib for each in processes if each.pid == pid), None)
 
     def running_parts(self) -> dict[str, bool]:
         """Return by name whether each thread still runs."""

@@ -7,14 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeplugin import memory_feedback
-from nodeplugin.memory_feedback import (
-    SAMPLES,
-    ContextSizes,
-    MemoryFeedback,
-    Observation,
-    context_mib,
-    residual_bytes,
-)
+from nodeplugin.memory_feedback import SAMPLES, MemoryFeedback, Observation, residual_bytes
 from nodeplugin.nvml import GpuProcess
 from nodeplugin.sampling import ContainerSample, Sample
 from nodeplugin.share_files import AccountedUsage, CardLimits, read_limits, write_limits
@@ -23,13 +16,12 @@ from vcuda.isolation import Isolation, Rung
 from vcuda.memory_units import MIB
 from vcuda.placement_annotation import GpuSlice
 
-MODEL, DRIVER = card(0).product, "550.54.15"
 LIMITS = [CardLimits("GPU-0", 1024 * MIB, 300 * MIB, 50, 50)]
 
 
-def observed(*pairs: tuple[int, int], processes: int = 1) -> list[Observation]:
+def observed(*pairs: tuple[int, int]) -> list[Observation]:
     """Observations of MiB that NVML shows and MiB that are accounted."""
-    return [Observation(measured, accounted * MIB, processes) for measured, accounted in pairs]
+    return [Observation(measured, accounted * MIB) for measured, accounted in pairs]
 
 
 RESIDUALS: dict[str, tuple[Sequence[tuple[int, int]], int]] = {
@@ -46,36 +38,6 @@ def test_the_residual_is_the_least_of_the_last_samples(pairs: Sequence[tuple[int
     assert residual_bytes(observed(*pairs)) == expected_mib * MIB
 
 
-def test_a_context_is_what_a_process_takes_beyond_its_allocations() -> None:
-    """What was charged for it before is part of what is accounted."""
-    assert context_mib(observed(*[(620, 800)] * 4), 300) == 120
-
-
-@pytest.mark.parametrize(
-    "observations",
-    [
-        pytest.param(observed((620, 800), (620, 900)), id="something has changed"),
-        pytest.param(observed((620, 800), (620, 800), processes=2), id="several processes"),
-        pytest.param(observed((620, 800), processes=0), id="a process that NVML does not show"),
-    ],
-)
-def test_a_context_cannot_be_told_otherwise(observations: list[Observation]) -> None:
-    assert context_mib(observations, 300) is None
-
-
-def test_the_least_context_is_remembered_for_each_model_and_driver(tmp_path: Path) -> None:
-    """Across restarts; code that a program loads only makes it larger, and nonsense is no measurement."""
-    sizes = ContextSizes(tmp_path)
-    assert sizes.get(MODEL, DRIVER) == 300
-    for measured in (450, 410, 430, 3, -5):
-        sizes.learn(MODEL, DRIVER, measured)
-    again = ContextSizes(tmp_path)
-    assert again.get(MODEL, DRIVER) == 410
-    assert again.get(MODEL, "580.1") == 300
-    (tmp_path / "context-sizes.json").write_text("[]")
-    assert ContextSizes(tmp_path).get(MODEL, DRIVER) == 300
-
-
 def sample_of(used_mib: int, rung: Rung = Rung.PRELOAD) -> ContainerSample:
     """Return a container of one process that uses so much."""
     process = GpuProcess(pid=7, memory_mib=used_mib, utilization=0)
@@ -86,10 +48,8 @@ def sample_of(used_mib: int, rung: Rung = Rung.PRELOAD) -> ContainerSample:
 def feedback_of(tmp_path: Path, sample: ContainerSample) -> MemoryFeedback:
     folder = tmp_path / "t1"
     folder.mkdir()
-    write_limits(folder, LIMITS, DRIVER, "")
-    return MemoryFeedback(
-        tmp_path, ContextSizes(tmp_path), lambda: Sample(containers=(sample,)), lambda _: "t1", lambda: DRIVER
-    )
+    write_limits(folder, LIMITS, "550.54.15", "")
+    return MemoryFeedback(tmp_path, lambda: Sample(containers=(sample,)), lambda _: "t1", lambda _: 120)
 
 
 def account(monkeypatch: pytest.MonkeyPatch, accounted_mib: int) -> None:
@@ -97,8 +57,8 @@ def account(monkeypatch: pytest.MonkeyPatch, accounted_mib: int) -> None:
     monkeypatch.setattr(memory_feedback, "read_usage", lambda *_: usage)
 
 
-def test_a_library_learns_the_context_and_the_residual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few samples that agree; its other limits stay as they are."""
+def test_a_library_is_told_of_context_and_residual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few samples; its other limits stay as they are."""
     account(monkeypatch, 800)
     feedback = feedback_of(tmp_path, sample_of(620))
     for _ in range(SAMPLES - 1):
