@@ -12,10 +12,10 @@
 /* By address: which block an allocation is in is known afterwards. So a block is reserved before, and given back if the
  * allocation has found a place in one that is counted already. */
 enum room { NO_ROOM, OWN_BLOCK, KNOWN_BLOCK };
-enum room find_room(unsigned card, uint64_t bytes);
+enum room find_room(unsigned card, uint64_t context, uint64_t bytes);
 /* Returns 0 if it is in a block that is not counted, although none could be reserved: then it has to be freed. */
-int place_small(unsigned card, enum room room, uint64_t address, uint64_t bytes);
-void remove_small(unsigned card, uint64_t address, uint64_t bytes);
+int place_small(unsigned card, uint64_t context, enum room room, uint64_t address);
+void remove_small(unsigned card, uint64_t address);
 
 /* Arrays have no address: together they take as many blocks as their sum fills, and afterwards as many as may still hold
  * one of them. */

@@ -65,7 +65,7 @@ void uncharge_record(const struct record *record) {
     if (record->shared != NOT_SHARED)
         leave(record->shared);
     else if (is_small && record->kind == POINTER)
-        remove_small(record->card, record->key, record->bytes);
+        remove_small(record->card, record->key);
     else if (is_small && record->kind == ARRAY)
         uncharge_small_array(record->card, record->bytes);
     else

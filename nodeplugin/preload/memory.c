@@ -19,7 +19,7 @@ static CUresult begin(uint64_t bytes, struct record *record) {
     CUresult result = begin_record(record, POINTER, bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    record->handles = is_small(record) ? find_room(record->card, record->bytes) : (unsigned)reserve(record->card, record->bytes);
+    record->handles = is_small(record) ? find_room(record->card, record->context, record->bytes) : (unsigned)reserve(record->card, record->bytes);
     return record->handles ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -36,7 +36,7 @@ static CUresult end(CUresult result, struct record *record, CUdeviceptr pointer)
         return result;
     }
     record->key = pointer;
-    if (is_small(record) && !place_small(record->card, (enum room)record->handles, pointer, record->bytes)) {
+    if (is_small(record) && !place_small(record->card, record->context, (enum room)record->handles, pointer)) {
         REAL(cuMemFree_v2)(pointer);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -74,16 +74,14 @@ static CUresult free_again(const struct request *wanted) {
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* How far the pool will grow is not known before: as much as is asked for is reserved, in the pool's steps, or without
- * them near the limit. */
+/* How far the pool will grow is not known before: as much as is asked for is reserved, in the pool's steps. Less than a
+ * step that is left of the limit is not for pools: they would have it exceeded until they are asked. */
 static uint64_t reserve_growth(unsigned card, size_t bytes) {
-    uint64_t steps = round_up(bytes, GROWTH), least = round_up(bytes, BLOCK);
-    if (reserve(card, steps))
-        return steps;
+    uint64_t growth = round_up(bytes, GROWTH);
+    if (reserve(card, growth))
+        return growth;
     trim_all();
-    if (reserve(card, steps))
-        return steps;
-    return reserve(card, least) ? least : 0;
+    return reserve(card, growth) ? growth : 0;
 }
 
 static CUresult allocate(const struct request *wanted, struct record *pool) {

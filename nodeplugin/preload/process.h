@@ -34,8 +34,7 @@ struct process {
     /* See records.c. */
     struct record *records;
     uint64_t record_capacity, record_count, next_object, search_start;
-    /* Small allocations by card; see blocks.c. */
-    _Atomic uint64_t block_bytes[MAX_CARDS], blocks[MAX_CARDS];
+    /* By card; see blocks.c. */
     struct small_arrays arrays[MAX_CARDS];
     /* The card of a device, + 1; 0 is unknown. */
     _Atomic uint8_t card_of_device[MAX_DEVICES];

@@ -57,14 +57,18 @@ static void delete(struct process *own, struct record *record) {
     own->record_count--;
 }
 
+static struct record *add(struct process *own, struct record record) {
+    if (!grow(own))
+        return NULL;
+    insert(own->records, own->record_capacity, record);
+    own->record_count++;
+    return locate(own, record.kind, record.key);
+}
+
 int put_record(struct record record) {
     struct process *own = process();
     acquire(&own->records_lock);
-    int is_put = grow(own);
-    if (is_put) {
-        insert(own->records, own->record_capacity, record);
-        own->record_count++;
-    }
+    int is_put = add(own, record) != NULL;
     let_go(&own->records_lock);
     return is_put;
 }
@@ -145,20 +149,12 @@ void change_record(const struct record *record) {
     let_go(&own->records_lock);
 }
 
-static struct record *add_block(struct process *own, uint64_t block) {
-    if (!grow(own))
-        return NULL;
-    insert(own->records, own->record_capacity, (struct record){.kind = SMALLS, .key = block});
-    own->record_count++;
-    return locate(own, SMALLS, block);
-}
-
-uint32_t count_in_block(uint64_t block, int number) {
+uint32_t count_in_block(uint64_t block, unsigned card, uint64_t context, int number) {
     struct process *own = process();
     acquire(&own->records_lock);
     struct record *record = locate(own, SMALLS, block);
     if (!record && number > 0)
-        record = add_block(own, block);
+        record = add(own, (struct record){.kind = SMALLS, .key = block, .card = (uint8_t)card, .object = context});
     uint32_t left = record ? record->handles += (uint32_t)number : 0;
     if (record && !left)
         delete (own, record);

@@ -16,7 +16,7 @@ enum kind {
     OBJECT,   /* physical memory; lives while it has handles or mappings */
     POOL,
     GRAPH,    /* an executable graph that allocates */
-    SMALLS,   /* how many small allocations are in a block, by its number */
+    SMALLS,   /* how many small allocations are in a block, by its number; `object` is their context */
 };
 
 struct record {
@@ -45,7 +45,7 @@ void change_record(const struct record *record);
 
 /* Count one more small allocation in a block, or one less; returns how many there are then. 0 also if there is no memory
  * to count them. */
-uint32_t count_in_block(uint64_t block, int number);
+uint32_t count_in_block(uint64_t block, unsigned card, uint64_t context, int number);
 
 /* Create physical memory with one handle, and count its handles and mappings. The second returns 1 when it has lost the
  * last of both: its record is taken then. */
