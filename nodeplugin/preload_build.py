@@ -21,7 +21,8 @@ SOURCES = Path(__file__).with_name("preload")
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 OLDEST_GLIBC = "2.17"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared")
-LINKING = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-ldl")
+# Bound to itself: programs that look up the driver's functions have variables of the same names.
+LINKING = ("-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-ldl")
 # Used by both libraries.
 COMMON = ("loading.c", "limits.c", "process.c", "usage.c", "forwarding.S")
 ONLY_CUDA = (

@@ -39,64 +39,65 @@ static const struct resolution *find_row(const char *symbol, int version, int pe
     return found;
 }
 
-/* The driver's function itself says which it is, if it is one that is exported. */
-static const struct resolution *find_by_address(const char *symbol, const void *address) {
+/* The driver's function itself says which it is, if it is one that is exported; whatever name it was asked for by, as the
+ * runtime asks for the empty one. */
+static const struct resolution *find_by_address(const void *address) {
     for (size_t row = 0; row < ROWS; row++)
-        if (!strcmp(TABLE[row].base, symbol) && driver_functions[TABLE[row].function] == address)
+        if (driver_functions[TABLE[row].function] == address)
             return &TABLE[row];
     return NULL;
 }
 
-struct answer { CUresult result; CUdriverProcAddressQueryResult status; void *found; };
-
-static struct answer ask_driver(const char *symbol, int version, cuuint64_t flags) {
-    struct answer answer = {.status = CU_GET_PROC_ADDRESS_SUCCESS};
-    if (driver_has(FUNCTION_cuGetProcAddress_v2)) {
-        answer.result = REAL(cuGetProcAddress_v2)(symbol, &answer.found, version, flags, &answer.status);
-        return answer;
-    }
-    answer.result = REAL(cuGetProcAddress)(symbol, &answer.found, version, flags);
-    if (!answer.found)
-        answer.status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    return answer;
+/* What the driver answers depends on whether it can say why it has nothing. */
+static CUresult ask_driver(const char *symbol, void **found, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+    if (driver_has(FUNCTION_cuGetProcAddress_v2))
+        return REAL(cuGetProcAddress_v2)(symbol, found, version, flags, status);
+    CUresult result = REAL(cuGetProcAddress)(symbol, found, version, flags);
+    if (status)
+        *status = *found ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return result;
 }
 
 /* A driver may have a version that is newer than the headers this library was built with. The caller can only call it as
  * it is declared there, so it must not get an older hook, nor a way around it. */
 static int is_newer(const char *symbol, int version, cuuint64_t flags, const void *found) {
-    return version > HEADER_VERSION && ask_driver(symbol, HEADER_VERSION, flags).found != found;
+    void *known = NULL;
+    CUdriverProcAddressQueryResult status;
+    if (version <= HEADER_VERSION)
+        return 0;
+    ask_driver(symbol, &known, HEADER_VERSION, flags, &status);
+    return known != found;
 }
 
-static struct answer resolve(const char *symbol, int version, cuuint64_t flags) {
-    struct answer answer = ask_driver(symbol, version, flags);
-    if (answer.result != CUDA_SUCCESS || !answer.found || !symbol || !is_hooked(symbol))
-        return answer;
-    const struct resolution *row = find_by_address(symbol, answer.found);
-    if (!row && !is_newer(symbol, version, flags, answer.found))
+static CUresult resolve(const char *symbol, void **found, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+    CUresult result = ask_driver(symbol, found, version, flags, status);
+    if (result != CUDA_SUCCESS || !*found)
+        return result;
+    const struct resolution *row = find_by_address(*found);
+    if (!row && !is_hooked(symbol))
+        return result;
+    if (!row && !is_newer(symbol, version, flags, *found))
         row = find_row(symbol, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0);
-    if (row && row->hook) {
-        answer.found = row->hook;
-        return answer;
-    }
+    *found = row ? row->hook : NULL;
+    if (*found)
+        return result;
     WARN_ONCE("%s of CUDA %d is newer than this library: programs cannot use it where GPU memory is limited", symbol, version);
-    return (struct answer){.result = CUDA_ERROR_NOT_FOUND, .status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT};
+    if (status)
+        *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+    return CUDA_ERROR_NOT_FOUND;
 }
 
 HOOK(cuGetProcAddress)(const char *symbol, void **found, int version, cuuint64_t flags) {
     if (!symbol || !found)
         return CUDA_ERROR_INVALID_VALUE;
-    struct answer answer = resolve(symbol, version, flags);
-    *found = answer.found;
-    return answer.result;
+    *found = NULL;
+    return resolve(symbol, found, version, flags, NULL);
 }
 
 HOOK(cuGetProcAddress_v2)(const char *symbol, void **found, int version, cuuint64_t flags,
                           CUdriverProcAddressQueryResult *status) {
     if (!symbol || !found)
         return CUDA_ERROR_INVALID_VALUE;
-    struct answer answer = resolve(symbol, version, flags);
-    *found = answer.found;
-    if (status)
-        *status = answer.status;
-    return answer.result;
+    *found = NULL;
+    return resolve(symbol, found, version, flags, status);
 }
