@@ -72,6 +72,13 @@ void uncharge_record(const struct record *record) {
         release(record->card, record->bytes);
 }
 
+void put_new_record(const struct record *record) {
+    struct record stale;
+    while (take_record((enum kind)record->kind, record->key, &stale))
+        uncharge_record(&stale);
+    put_record(*record);
+}
+
 uint64_t current_context(void) {
     CUcontext context = NULL;
     return REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? (uint64_t)(uintptr_t)context : 0;

@@ -15,6 +15,9 @@ uint64_t round_up(uint64_t bytes, uint64_t unit);
 
 /* Give back what a record was charged, or leave the entry it shares. */
 void uncharge_record(const struct record *record);
+/* Record what the driver has just returned. Another record of the same address or handle is of what has gone with its
+ * context, and the thread that destroys that has not come to it yet. */
+void put_new_record(const struct record *record);
 
 /* Count again what the pools and the graphs of this process have reserved. */
 void settle_pools(void);

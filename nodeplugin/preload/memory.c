@@ -40,7 +40,7 @@ static CUresult end(CUresult result, struct record *record, CUdeviceptr pointer)
         REAL(cuMemFree_v2)(pointer);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    put_record(*record);
+    put_new_record(record);
     return CUDA_SUCCESS;
 }
 
@@ -124,7 +124,7 @@ static CUresult end_object(CUresult result, struct record *record, const void *o
     if (result != CUDA_SUCCESS)
         uncharge_record(record);
     else
-        put_record(*record);
+        put_new_record(record);
     return result;
 }
 
