@@ -48,6 +48,7 @@ bench: $(READY) cluster-parts ## Run the benchmarks behind the figures in the RE
 	@$(BIN)/python -m bench.contention
 	@$(BIN)/python -m bench.nodeplugin
 	@$(BIN)/python -m bench.scheduler
+	@$(BIN)/python -m bench.isolation
 
 fuzz: $(READY) ## Fuzz the parsers with atheris, one minute for each target
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install --quiet --require-hashes -r requirements-fuzz.lock

@@ -211,7 +211,7 @@ static int reserve_for(struct record *graph, uint64_t *reserved) {
 }
 
 /* Launches of graphs that allocate come one by one. */
-static CUresult launch_allocating(__typeof__(cuGraphLaunch) *real, CUgraphExec executable, CUstream stream) {
+static CUresult launch_allocating(__typeof__(cuGraphLaunch) *real, CUgraphExec executable, CUstream stream, int is_launch) {
     struct record graphs[MAX_CARDS];
     uint64_t reserved[MAX_CARDS];
     unsigned number = 0, tried = 0;
@@ -225,32 +225,32 @@ static CUresult launch_allocating(__typeof__(cuGraphLaunch) *real, CUgraphExec e
         result = real(executable, stream);
     for (unsigned each = 0; each < tried; each++) {
         settle(graphs[each].card, reserved[each]);
-        /* 0 is never. */
-        graphs[each].object = result == CUDA_SUCCESS ? process()->graph_generation + 1 : 0;
+        /* 0 is never; drivers need not reserve anything for an upload. */
+        graphs[each].object = is_launch && result == CUDA_SUCCESS ? process()->graph_generation + 1 : 0;
         change_record(&graphs[each]);
     }
     return result;
 }
 
-static CUresult launch(__typeof__(cuGraphLaunch) *real, CUgraphExec executable, CUstream stream) {
+static CUresult launch(__typeof__(cuGraphLaunch) *real, CUgraphExec executable, CUstream stream, int is_launch) {
     int allocates = 0;
     for (unsigned card = 0; card < card_count() && !allocates; card++)
         allocates = find_record(GRAPH, key_of(executable, card), NULL);
     if (!allocates)
         return real(executable, stream);
     acquire(&process()->graphs_lock);
-    CUresult result = launch_allocating(real, executable, stream);
+    CUresult result = launch_allocating(real, executable, stream, is_launch);
     let_go(&process()->graphs_lock);
     return result;
 }
 
-HOOK(cuGraphLaunch)(CUgraphExec executable, CUstream stream) { return launch(REAL(cuGraphLaunch), executable, stream); }
+HOOK(cuGraphLaunch)(CUgraphExec executable, CUstream stream) { return launch(REAL(cuGraphLaunch), executable, stream, 1); }
 HOOK(cuGraphLaunch_ptsz)(CUgraphExec executable, CUstream stream) {
-    return launch(REAL(cuGraphLaunch_ptsz), executable, stream);
+    return launch(REAL(cuGraphLaunch_ptsz), executable, stream, 1);
 }
-HOOK(cuGraphUpload)(CUgraphExec executable, CUstream stream) { return launch(REAL(cuGraphUpload), executable, stream); }
+HOOK(cuGraphUpload)(CUgraphExec executable, CUstream stream) { return launch(REAL(cuGraphUpload), executable, stream, 0); }
 HOOK(cuGraphUpload_ptsz)(CUgraphExec executable, CUstream stream) {
-    return launch(REAL(cuGraphUpload_ptsz), executable, stream);
+    return launch(REAL(cuGraphUpload_ptsz), executable, stream, 0);
 }
 
 HOOK(cuGraphInstantiateWithParams)(CUgraphExec *executable, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *wanted) {

@@ -38,9 +38,10 @@ LAYOUT = """
 #include <stdio.h>
 #include "formats.h"
 int main(void) {
-    printf("%zu %zu %zu %zu %zu ", sizeof(struct limits_file), sizeof(struct card_limits), offsetof(struct limits_file, cards),
-           offsetof(struct limits_file, sequence), offsetof(struct limits_file, updated_ns));
-    printf("%zu %zu %zu %zu %zu ", offsetof(struct limits_file, driver_version), offsetof(struct limits_file, driver_folder),
+    printf("%zu %zu %zu ", sizeof(struct limits_file), sizeof(struct card_limits), offsetof(struct limits_file, cards));
+    printf("%zu %zu ", offsetof(struct limits_file, sequence), offsetof(struct limits_file, updated_ns));
+    printf("%zu %zu ", offsetof(struct limits_file, driver_version), offsetof(struct limits_file, driver_folder));
+    printf("%zu %zu %zu ",
            offsetof(struct card_limits, memory_bytes), offsetof(struct card_limits, context_bytes),
            offsetof(struct card_limits, core_limit));
     printf("%zu %zu %zu %zu ", sizeof(struct usage_file), sizeof(struct shared_memory), sizeof(struct usage_slot),
@@ -72,7 +73,9 @@ def test_python_and_c_have_the_same_layouts(tmp_path: Path) -> None:
 def test_programs_see_the_driver_s_functions_only(name: str, library: Path) -> None:
     """Nothing but functions of the driver is exported, all of them, and nothing but the C library is needed."""
     path = library / name
-    symbols = [line.split() for line in readelf("--dyn-syms", path).splitlines() if " GLOBAL " in line or " WEAK " in line]
+    symbols = [
+        line.split() for line in readelf("--dyn-syms", path).splitlines() if " GLOBAL " in line or " WEAK " in line
+    ]
     exported = {line[7].partition("@")[0] for line in symbols if line[6] != "UND"}
     prefix = "cu" if name == CUDA else "nvml"
     assert [each for each in exported if not re.match(rf"{prefix}[A-Z]", each)] == []

@@ -149,7 +149,7 @@ def test_a_context_needs_room_as_well(container: Container) -> None:
 
 
 def test_a_graph_that_is_launched_again_needs_no_more_memory(container: Container) -> None:
-    """A graph keeps its memory between launches, so it is not reserved a second time where there is no room for that."""
+    """A graph keeps its memory between launches: it is not reserved again where there is no room for that."""
     with container.start() as program, container.observe() as observer:
         program.ok("graph a 600")
         for _ in range(3):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplugin import preload_build
+from nodeplugin import preload_build, preload_source
 from nodeplugin.compiler import run_compiler
 from nodeplugin.cuda_header import find_headers, read_functions
 from nodeplugin.preload_source import hooked_names
@@ -36,7 +36,9 @@ def log_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def resolutions(container: Container, log_library: Path, package: str, *, is_limited: bool) -> dict[tuple[str, ...], tuple[str, ...]]:
+def resolutions(
+    container: Container, log_library: Path, package: str, *, is_limited: bool
+) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Return what a real runtime gets for each name, version and stream: the result, the function and its library."""
     log = container.folder / f"log-{is_limited}"
     environment = container.environment(RESOLUTION_LOG=str(log))
@@ -51,7 +53,7 @@ def resolutions(container: Container, log_library: Path, package: str, *, is_lim
 def test_a_real_runtime_gets_the_hook_of_the_driver_s_own_answer(
     make_container: Callable[..., Container], log_library: Path, package: str
 ) -> None:
-    """Each name leads to the same function as with the driver alone, in its version and stream: ours if it is hooked."""
+    """Each name leads to the function that the driver alone gives, in its version and stream: ours if it is hooked."""
     container = make_container(description={"cuda": RUNTIMES[package][1]})
     limited = resolutions(container, log_library, package, is_limited=True)
     plain = resolutions(container, log_library, package, is_limited=False)
@@ -73,20 +75,21 @@ import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 class Info(ctypes.Structure):
     _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("at", ctypes.c_void_p)]
-libc = ctypes.CDLL(None)
+libc, reference = ctypes.CDLL(None), ctypes.byref
+VERSIONS = (2000, 3020, 4000, 6050, 7000, 9000, 10000, 11000, 11020, 11030, 11040, 11080, 12000, 12050, 12080, 12090)
 for symbol in sys.argv[1].split(","):
-    for version in (2000, 3020, 4000, 6050, 7000, 9000, 10000, 11000, 11020, 11030, 11040, 11080, 12000, 12050, 12080, 12090, 13000, 13010, 13050, 14000):
+    for version in (*VERSIONS, 13000, 13010, 13050, 14000):
         for flags in (0, 1, 2):
-            found, status, info = ctypes.c_void_p(), ctypes.c_int(), Info()
-            result = cuda.cuGetProcAddress_v2(symbol.encode(), ctypes.byref(found), version, ctypes.c_ulonglong(flags), ctypes.byref(status))
+            found, status, info, wide = ctypes.c_void_p(), ctypes.c_int(), Info(), ctypes.c_ulonglong(flags)
+            result = cuda.cuGetProcAddress_v2(symbol.encode(), reference(found), version, wide, reference(status))
             if found.value:
-                libc.dladdr(found, ctypes.byref(info))
+                libc.dladdr(found, reference(info))
             print(symbol, version, flags, result, status.value, info.name, info.file)
-"""
+"""  # noqa: E501 - of the program
 
 
 def test_every_version_of_every_hook_is_resolved(make_container: Callable[..., Container]) -> None:
-    """Asked in all versions and streams, cuGetProcAddress answers as the driver does, with the hook of that function."""
+    """In all versions and streams, cuGetProcAddress answers as the driver does, with the hook of that function."""
     container = make_container(description={"cuda": 13050})
     hooked = hooked_names(preload_build.SOURCES)
     bases = sorted({each.base for each in read_functions(find_headers()) if each.name in hooked})
@@ -109,7 +112,7 @@ def test_a_function_that_is_newer_than_the_library_cannot_be_had(
     make_container: Callable[..., Container], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver's newer version of a hooked function is refused: the program must not get it past the limit."""
-    generate = preload_build.generate
+    generate = preload_source.generate
 
     def older(headers: Path, sources: Path) -> dict[str, str]:
         made = generate(headers, sources)
@@ -117,7 +120,9 @@ def test_a_function_that_is_newer_than_the_library_cannot_be_had(
         kept = [line for line in lines if not ('"cuCtxCreate"' in line and "12050" in line)]
         assert len(kept) == len(lines) - 1
         text = "\n".join(kept) + "\n"
-        return made | {"resolutions.h": text.replace("#define HEADER_VERSION 13", "#define HEADER_VERSION 12000 + 0 * 13")}
+        return made | {
+            "resolutions.h": text.replace("#define HEADER_VERSION 13", "#define HEADER_VERSION 12000 + 0 * 13")
+        }
 
     monkeypatch.setattr(preload_build, "generate", older)
     preload_build.build(tmp_path / "older", ["gcc"], ["-DFOLDER_FROM_ENVIRONMENT"])

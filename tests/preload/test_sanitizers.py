@@ -28,7 +28,8 @@ def build_program(folder: Path, flags: tuple[str, ...]) -> Path:
     run_command(
         "gcc", "-std=gnu11", "-O1", "-g", "-fPIE", "-Wno-tsan", "-Wno-deprecated-declarations", "-fvisibility=hidden",
         *flags, "-DFOLDER_FROM_ENVIRONMENT", *definitions(cuda), f"-I{folder}",
-        "-isystem", str(find_headers()), "-o", str(folder / "threads"), str(HERE / "threads.c"), *sources, "-ldl", "-lpthread",
+        "-isystem", str(find_headers()), "-o", str(folder / "threads"), str(HERE / "threads.c"), *sources,
+        "-ldl", "-lpthread",
     )  # fmt: skip
     return folder / "threads"
 
@@ -50,7 +51,7 @@ def run_threads(container: Container, program: Path, rounds: int) -> None:
 def test_threads_neither_race_nor_leave_anything_charged(
     make_container: Callable[..., Container], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """Eight threads that do everything at once: no sanitizer finds anything, and afterwards only the context is charged."""
+    """Eight threads do everything at once: no sanitizer finds anything, and then only the context is charged."""
     run_threads(make_container(2048), build_program(tmp_path, flags), 150)
 
 
@@ -61,8 +62,6 @@ def test_threads_at_the_limit_get_along(make_container: Callable[..., Container]
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", SANITIZERS.values(), ids=SANITIZERS)
-def test_threads_run_for_long(
-    make_container: Callable[..., Container], tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_threads_run_for_long(make_container: Callable[..., Container], tmp_path: Path, flags: tuple[str, ...]) -> None:
     """The same for a longer time."""
     run_threads(make_container(2048), build_program(tmp_path, flags), 2_000)
