@@ -59,5 +59,9 @@ int main(int argc, char **argv) {
         else if (result) return fprintf(stderr, "%d\n", result), 5;
         else held[at].bytes = taken, used += taken;
     }
+    printf("done\n");
+    fflush(stdout);
+    /* Until all are done: what they hold together is looked at. */
+    getchar();
     return budget && refused ? 1 : 0;
 }
