@@ -1,4 +1,6 @@
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,18 @@ def test_a_child_of_a_process_without_gpus_is_limited(container: Container) -> N
         program.send(f"fork {calls}")
         assert [program.hear() for _ in range(5)] == [["0"], ["0"], ["0"], ["2"], ["0"]]
         eventually(lambda: container.accounted() == 0, "the child's memory to be given back")
+
+
+def test_a_child_that_lives_on_does_not_keep_what_its_parent_had(container: Container) -> None:
+    """A process that is killed gives back everything, although a child that was forked from it lives."""
+    with container.start() as program:
+        program.ok(f"alloc a {mib(100)}")
+        child = int(program.ok("linger")[0])
+        try:
+            program.kill()
+            eventually(lambda: container.accounted() == 0, "the parent's memory to be given back")
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_process_keeps_its_charge_without_its_files(container: Container) -> None:
