@@ -1,7 +1,8 @@
 import importlib.metadata
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -88,20 +89,38 @@ for symbol in sys.argv[1].split(","):
 """  # noqa: E501 - of the program
 
 
-def test_every_version_of_every_hook_is_resolved(make_container: Callable[..., Container]) -> None:
-    """In all versions and streams, cuGetProcAddress answers as the driver does, with the hook of that function."""
+def answers(container: Container, symbols: Iterable[str], *, is_limited: bool) -> list[list[str]]:
+    """Return what is answered for each name in each version and stream, and the library that it is in."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_ANSWERS, ",".join(symbols)],
+        env=container.environment(is_limited=is_limited), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [line.rsplit(" ", 1) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("knows_addresses", [True, False])
+def test_every_version_of_every_hook_is_resolved(
+    make_container: Callable[..., Container], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, knows_addresses: bool
+) -> None:
+    """In all versions and streams, cuGetProcAddress answers as the driver does, with the hook of that function.
+
+    Also where the driver's answers are other addresses than those that it exports: then by name, version and stream.
+    """
     container = make_container(description={"cuda": 13050})
     hooked = hooked_names(preload_build.SOURCES)
     bases = sorted({each.base for each in read_functions(find_headers()) if each.name in hooked})
-
-    def answers(*, is_limited: bool) -> list[list[str]]:
-        done = subprocess.run(
-            [sys.executable, "-c", ALL_ANSWERS, ",".join(["", *bases])],
-            env=container.environment(is_limited=is_limited), capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return [line.rsplit(" ", 1) for line in done.stdout.splitlines()]
-
-    limited, plain = answers(is_limited=True), answers(is_limited=False)
+    if not knows_addresses:
+        sources = tmp_path / "preload"
+        shutil.copytree(preload_build.SOURCES, sources)
+        resolving = sources / "resolving.c"
+        comparison = "driver_functions[TABLE[row].function] == address"
+        assert resolving.read_text().count(comparison) == 1
+        resolving.write_text(resolving.read_text().replace(comparison, "!address"))
+        monkeypatch.setattr(preload_build, "SOURCES", sources)
+        container.build = tmp_path / "by-name"
+        preload_build.build(container.build, ["gcc"], ["-DFOLDER_FROM_ENVIRONMENT"])
+    symbols = ["", *bases] if knows_addresses else bases
+    limited, plain = (answers(container, symbols, is_limited=each) for each in (True, False))
     assert [each[0] for each in limited] == [each[0] for each in plain]
     for line, file in limited:
         name = line.split("b'")[-1].rstrip("'") if "b'" in line else ""
