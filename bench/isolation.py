@@ -80,7 +80,7 @@ class Bench:
         run_compiler("-O2", *headers, "-o", str(self.program), str(HERE / "isolation_overhead.c"), str(real))
         card = CardLimits(uuid=UUID, memory_bytes=1 << 40, context_bytes=MIB, cores=0, core_limit=0)
         share_files.write_limits(self.files, [card], DEFAULT_VERSION, str(self.driver))
-        share_files.create_usage(self.files)
+        share_files.create_usage(self.files / share_files.USAGE_FOLDER / share_files.USAGE_FILE)
 
     def environment(self, *, is_limited: bool) -> Mapping[str, str]:
         found = os.environ | {"LD_LIBRARY_PATH": str(self.driver), "QUOTIENT_FOLDER": str(self.files)}
@@ -153,7 +153,7 @@ class Bench:
 
 
 def usage_pids(files: Path) -> tuple[int, ...]:
-    usage = share_files.read_usage(files, 1)
+    usage = share_files.read_usage(files / share_files.USAGE_FOLDER / share_files.USAGE_FILE, 1)
     return usage.pids if usage else ()
 
 

@@ -5,12 +5,24 @@ A process of its own, because a context cannot be taken out of one, and the driv
 
 import ctypes
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 UUID_BYTES = 16
 
 
+OUT_OF_MEMORY_FIRST = "1000"
+
+
+def be_ended_first() -> None:
+    """Have the kernel end this process rather than the plugin, if their memory does not suffice."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_FIRST)
+
+
 def hold(library: str, wanted: str) -> int:
     """Return CUDA's error, 0 after the context was held."""
+    be_ended_first()
     driver = ctypes.CDLL(library)
     count, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
     if error := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):

@@ -21,7 +21,10 @@ from nodeplugin.cards import Card
 from nodeplugin.checkpoint import replace_file
 from nodeplugin.share_files import DEFAULT_CONTEXT_MIB
 
-STORED = "context-sizes.json"
+STORED = "measured-contexts.json"
+# No context takes less, and none alone takes more.
+SMALLEST_MIB, LARGEST_MIB = 16, 4096
+ATTEMPTED = -1
 # A driver without persistence mode initializes a card for seconds. NVML shows a process some time later.
 START_TIMEOUT_S, SHOWN_TIMEOUT_S, POLL_S = 30.0, 5.0, 0.1
 HELD = b"held\n"
@@ -32,20 +35,27 @@ class ContextSizes:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STORED
+        # In MiB; ATTEMPTED where a measurement has begun and no size came of it.
         self._known: dict[str, int] = {}
         with suppress(OSError, ValueError, AttributeError, TypeError):
-            self._known = {str(key): int(mib) for key, mib in json.loads(self._path.read_text()).items()}
+            stored = {str(key): int(mib) for key, mib in json.loads(self._path.read_text()).items()}
+            self._known = {key: mib for key, mib in stored.items() if mib == ATTEMPTED or is_plausible(mib)}
 
-    def is_known(self, product: str, driver: str) -> bool:
+    def was_attempted(self, product: str, driver: str) -> bool:
         return f"{product} {driver}" in self._known
 
     def get(self, product: str, driver: str) -> int:
         """Return the size in MiB, or what most contexts stay below if none was measured."""
-        return self._known.get(f"{product} {driver}", DEFAULT_CONTEXT_MIB)
+        known = self._known.get(f"{product} {driver}", ATTEMPTED)
+        return DEFAULT_CONTEXT_MIB if known == ATTEMPTED else known
 
     def put(self, product: str, driver: str, mib: int) -> None:
         self._known = self._known | {f"{product} {driver}": mib}
         replace_file(self._path, json.dumps(self._known, sort_keys=True).encode())
+
+
+def is_plausible(mib: int) -> bool:
+    return SMALLEST_MIB <= mib <= LARGEST_MIB
 
 
 def measure_context(library: Path, card: Card, memory_of: Callable[[Card, int], int | None]) -> int | None:
@@ -72,7 +82,11 @@ def measure_context(library: Path, card: Card, memory_of: Callable[[Card, int], 
 
 
 class ContextMeasurement:
-    """Measures once for each model of this node that was not measured with its driver, on a thread of its own."""
+    """Measures once for each model of this node and its driver, on a thread of its own.
+
+    `is_free` tells whether a card's shares need the size, and no pod holds anything of the card: a context of the
+    plugin would take memory from it.
+    """
 
     def __init__(
         self,
@@ -80,29 +94,25 @@ class ContextMeasurement:
         cards: Callable[[], Iterable[Card]],
         driver_version: Callable[[], str],
         measure: Callable[[Card], int | None],
-        is_needed: Callable[[Card], bool],
+        is_free: Callable[[Card], bool],
     ) -> None:
-        self._is_needed = is_needed
-        self._sizes, self._cards, self._driver_version, self._measure = sizes, cards, driver_version, measure
-        self._attempted: set[str] = set()
+        self._sizes, self._cards, self._driver_version = sizes, cards, driver_version
+        self._measure, self._is_free = measure, is_free
         self._log = structlog.get_logger()
 
     def start(self) -> None:
-        """Measure what is missing, beside everything else; cheap to call again, as cards may have been added."""
+        """Measure what is missing, beside everything else; cheap to call again, as cards may become free."""
         version = self._driver_version()
         missing = {
             card.product: card
             for card in self._cards()
-            if version and not card.is_mig and f"{card.product} {version}" not in self._attempted
+            if version and not self._sizes.was_attempted(card.product, version) and self._is_free(card)
         }
-        wanted = [
-            card
-            for product, card in missing.items()
-            if not self._sizes.is_known(product, version) and self._is_needed(card)
-        ]
-        self._attempted |= {f"{card.product} {version}" for card in wanted}
-        if wanted:
-            arguments = (version, wanted)
+        if missing:
+            # Stored before: an attempt that ends the plugin, for want of memory, is not repeated.
+            for product in missing:
+                self._sizes.put(product, version, ATTEMPTED)
+            arguments = (version, tuple(missing.values()))
             threading.Thread(target=self._run, args=arguments, name="context-sizes", daemon=True).start()
 
     def _run(self, version: str, cards: Iterable[Card]) -> None:
@@ -112,7 +122,7 @@ class ContextMeasurement:
             except Exception:  # the outermost frame of the thread
                 self._log.exception("context_not_measured", product=card.product)
                 continue
-            if mib is None:
+            if mib is None or not is_plausible(mib):
                 self._log.warning("context_not_measured", product=card.product, assumed_mib=DEFAULT_CONTEXT_MIB)
             else:
                 self._sizes.put(card.product, version, mib)

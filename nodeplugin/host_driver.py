@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -261,10 +261,12 @@ class HostDriver:
         dev = self._host / "dev"
         return [DeviceNode(self.host_path(dev / name), f"/dev/{name}") for name in names if (dev / name).exists()]
 
-    def install_files(self, folder: Path, version: str) -> Path | None:
+    def install_files(
+        self, folder: Path, version: str, complete: Callable[[Path], None] = lambda _: None
+    ) -> Path | None:
         """Copy the driver's files below a folder, once per driver, and point the link `current` at them.
 
-        Returns the link; None if the host has no driver files.
+        `complete` adds to the folder of this driver before that. Returns the link; None if the host has no driver.
         """
         link, files = folder / CURRENT, self.find_files(version)
         if not any(name.startswith("lib64/libcuda") for name in files):
@@ -278,6 +280,7 @@ class HostDriver:
         if not target.exists():
             copy_files(files, target, self.root)
             self._log.info("driver_files_installed", folder=str(target), files=len(files))
+        complete(target)
         if link.is_dir() and not link.is_symlink():
             # A runtime creates missing mount sources as directories, here for a container that started without us.
             shutil.rmtree(link)

@@ -108,7 +108,7 @@ class Injector:
         self._driver_folder, self._containers = folder / "driver", folder / "containers"
         self._library_cache = LibraryCache(folder / "hooks", driver.host)
         self.memory_limit_hook = MemoryLimitHook(folder)
-        self.preload = PreloadFiles(folder / "preload", self._containers)
+        self.preload = PreloadFiles(folder / "preload", self._containers, folder / "accounts")
         # What a context of a card takes, by uuid.
         self.context_mib: Callable[[str], int] = lambda _: DEFAULT_CONTEXT_MIB
         self._version = ""
@@ -123,10 +123,10 @@ class Injector:
         if self.mode != "nvidia-runtime":
             self._driver_folder.mkdir(parents=True, exist_ok=True)
             label_for_containers(self._driver_folder)
-            self._driver.install_files(self._driver_folder, version)
+            self.preload.install()
+            # Complete before it is the current one: a container may start at any moment.
+            self._driver.install_files(self._driver_folder, version, self.preload.stand_in)
         self.preload.install()
-        if (self._driver_folder / CURRENT).is_symlink():
-            self.preload.stand_in((self._driver_folder / CURRENT).resolve())
         if self.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
             self._library_cache.install()
@@ -179,6 +179,8 @@ class Injector:
         limits = self._limits(pod, container, slices)
         write_if_changed(folder / LIMITS_FILE, msgspec.json.encode(limits))
         if rung is Rung.PRELOAD:
+            if (self._driver_folder / CURRENT).is_symlink():
+                self.preload.stand_in((self._driver_folder / CURRENT).resolve())
             self.preload.prepare(
                 allocation.token, self._card_limits(limits), self._version, self._libraries_in_container()
             )
@@ -215,7 +217,11 @@ class Injector:
         """Return the tokens that have a folder or a CDI file."""
         folders = {each.name for each in self._containers.glob("*")}
         files = self._cdi.glob(f"{CDI_FILE_PREFIX}*.json")
-        return folders | {each.name.removeprefix(CDI_FILE_PREFIX).removesuffix(".json") for each in files}
+        return (
+            folders
+            | self.preload.tokens()
+            | {each.name.removeprefix(CDI_FILE_PREFIX).removesuffix(".json") for each in files}
+        )
 
     def remove_old_drivers(self) -> None:
         """Remove the files of earlier driver versions; only safe while no container uses them."""

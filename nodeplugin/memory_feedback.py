@@ -5,15 +5,17 @@ make its own residual too small, by what it writes as its account, and no other'
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 from msgspec import Struct
 
 from nodeplugin.sampling import ContainerSample, Sample
-from nodeplugin.share_files import read_limits, read_usage, update_limits
+from nodeplugin.share_files import AccountedUsage, read_limits, read_usage, update_limits
 from vcuda.isolation import Rung
 from vcuda.memory_units import MIB
 
@@ -21,6 +23,9 @@ PERIOD_S = 2.0
 # NVML lags behind what a process does. Of so many samples the least counts: one that a program has just freed something
 # in shows more than there is.
 SAMPLES = 4
+# CPU time to read one container's account: 0.1 ms, unless its programs make it slow.
+SLOW_READ_S, ROUNDS_LEFT_OUT = 0.01, 30
+STALE_S = 120.0
 
 
 class Observation(Struct, frozen=True):
@@ -44,22 +49,27 @@ class MemoryFeedback:
     def __init__(
         self,
         containers: Path,
+        account_of: Callable[[str], Path],
         sample: Callable[[], Sample],
         token_of: Callable[[ContainerSample], str],
         context_mib: Callable[[str], int],
     ) -> None:
-        self._containers, self._context_mib = containers, context_mib
+        self._containers, self._account_of, self._context_mib = containers, account_of, context_mib
         self._sample, self._token_of = sample, token_of
         self._observed: dict[tuple[str, str], deque[Observation]] = {}
         # Read by the metrics' thread; replaced as a whole.
         self.residuals: Mapping[tuple[str, str], int] = {}
+        # By token: for how many rounds a container is not read.
+        self._left_out: dict[str, int] = {}
+        self.last_step_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-feedback", daemon=True)
         self._log = structlog.get_logger()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether it runs and has lately told all libraries: no read of a container's files may hold it up."""
+        return self._thread.is_alive() and time.monotonic() - self.last_step_at < STALE_S
 
     def residual(self, sample: ContainerSample) -> int | None:
         """Return what no hook has counted of a container on a card, in bytes; None if that is not known."""
@@ -85,15 +95,29 @@ class MemoryFeedback:
         seen: dict[tuple[str, str], deque[Observation]] = {}
         for each in self._sample().containers:
             if each.isolation.memory is Rung.PRELOAD and (token := self._token_of(each)):
-                self._observe(token, each, seen)
+                # One container's files must not stop the others: its folder may just be removed.
+                with suppress(OSError):
+                    self._observe(token, each, seen)
         self._observed = seen
         self.residuals = {key: residual_bytes(observations) for key, observations in seen.items()}
+        self._left_out = {token: rounds - 1 for token, rounds in self._left_out.items() if rounds > 1}
+        self.last_step_at = time.monotonic()
+
+    def _read_account(self, token: str, cards: int) -> AccountedUsage | None:
+        """Read a container's account; one that takes long, as with many locks on it, is left out for a while."""
+        if token in self._left_out:
+            return None
+        began = time.thread_time()
+        accounted = read_usage(self._account_of(token), cards)
+        if time.thread_time() - began > SLOW_READ_S:
+            self._left_out[token] = ROUNDS_LEFT_OUT
+        return accounted
 
     def _observe(self, token: str, sample: ContainerSample, seen: dict[tuple[str, str], deque[Observation]]) -> None:
         folder = self._containers / token
         limits = read_limits(folder)
         index = next((number for number, card in enumerate(limits) if card.uuid == sample.card.uuid), None)
-        accounted = read_usage(folder, len(limits))
+        accounted = self._read_account(token, len(limits))
         if index is None or accounted is None or (measured_mib := sample.measured_mib) is None:
             return
         observations = self._observed.get((token, sample.card.uuid), deque(maxlen=SAMPLES))

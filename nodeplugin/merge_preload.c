@@ -22,7 +22,7 @@
 #define MAX_BYTES 4096
 
 const char FAILURE[] = "what the container's image preloads cannot be kept";
-const char REMEDY[] = "remove /etc/ld.so.preload from the image, or request whole GPUs";
+const char REMEDY[] = "; remove /etc/ld.so.preload from the image, or request whole GPUs";
 
 /* Returns the image's file, -1 if it has none. Links are followed within the image, as the container would. */
 static int open_own(const char *bundle, const char *root) {
@@ -34,6 +34,12 @@ static int open_own(const char *bundle, const char *root) {
     if (folder < 0)
         fail("%s", root);
     int file = (int)syscall(SYS_openat2, folder, OWN_FILE, &how, sizeof how);
+    /* Before Linux 5.6; all files that this program needs besides are open. */
+    if (file < 0 && errno == ENOSYS) {
+        if (fchdir(folder) || chroot("."))
+            fail("%s", root);
+        file = open("/" OWN_FILE, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    }
     if (file < 0 && errno != ENOENT && errno != ENOTDIR)
         fail(OWN_FILE);
     close(folder);

@@ -23,7 +23,7 @@ from nodeplugin.checkpoint import replace_file
 from nodeplugin.host_driver import CONTAINER_FOLDER
 from nodeplugin.library_cache import read_static, write_program
 from nodeplugin.selinux import label_for_containers
-from nodeplugin.share_files import USAGE_FOLDER, CardLimits, create_usage, write_limits
+from nodeplugin.share_files import USAGE_FILE, USAGE_FOLDER, CardLimits, create_usage, write_limits
 
 # Where the library is compiled to at the installation of Quotient, by processor.
 COMPILED = "preload-libraries"
@@ -51,8 +51,8 @@ class Mount(Struct, frozen=True):
 class PreloadFiles:
     """Installs the library on the node, and prepares each container's files. `folder` is the same on the host."""
 
-    def __init__(self, folder: Path, containers: Path, proc: Path = Path("/proc")) -> None:
-        self._folder, self._containers, self._proc = folder, containers, proc
+    def __init__(self, folder: Path, containers: Path, accounts: Path, proc: Path = Path("/proc")) -> None:
+        self._folder, self._containers, self._accounts, self._proc = folder, containers, accounts, proc
         self._digest = ""
         self._hook = folder / HOOK
         self._log = structlog.get_logger()
@@ -82,8 +82,8 @@ class PreloadFiles:
             return "the library that limits memory is not installed: compiled without zig, or not copied to the node"
         if os.geteuid():
             return "only root can mount the tmpfs on which a container's processes keep account"
-        if not reaches_host(self._containers, self._proc):
-            return f"mounts below {self._containers} do not reach the host: needs mountPropagation Bidirectional"
+        if not reaches_host(self._accounts, self._proc):
+            return f"mounts below {self._accounts} do not reach the host: needs mountPropagation Bidirectional"
         return ""
 
     def versions(self) -> list[str]:
@@ -100,7 +100,9 @@ class PreloadFiles:
         """Create, beside the driver's folder of libraries, one in which the library has the driver's names."""
         for version in self.versions():
             target = driver / stand_in_folder(version)
-            if (driver / "lib64").is_dir() and not target.exists():
+            # A runtime creates missing mount sources as empty folders.
+            if (driver / "lib64").is_dir() and not (target / CUDA).exists():
+                shutil.rmtree(target, ignore_errors=True)
                 link_libraries(driver / "lib64", self._folder / version, target)
 
     def install_hook(self, folder: Path) -> None:
@@ -139,16 +141,22 @@ class PreloadFiles:
         if not has_content(folder / PRELOAD_FILE, lines.encode()):
             replace_file(folder / PRELOAD_FILE, lines.encode(), mode=0o444)
         write_limits(folder, cards, driver_version, driver_folder)
-        usage = folder / USAGE_FOLDER
-        usage.mkdir(exist_ok=True)
-        if not os.path.ismount(usage):
-            mount_tmpfs(usage)
-        create_usage(folder)
+        # The file's place in the container, whose folder is read-only.
+        (folder / USAGE_FOLDER).mkdir(exist_ok=True)
+        (folder / USAGE_FOLDER / USAGE_FILE).touch()
+        account = self.account(token)
+        account.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.ismount(account.parent):
+            mount_tmpfs(account.parent)
+        create_usage(account)
+        label_for_containers(account.parent)
 
     def mounts(self, token: str) -> Iterator[Mount]:
         """Yield what a container needs beside its folder and the driver."""
         folder = self._containers / token
-        yield Mount(str(folder / USAGE_FOLDER), f"{CONTAINER_LIMITS}/{USAGE_FOLDER}", read_only=False)
+        # The file alone: in the folder, a program could put something else in its place.
+        account = self.account(token)
+        yield Mount(str(account), f"{CONTAINER_LIMITS}/{USAGE_FOLDER}/{USAGE_FILE}", read_only=False)
         yield Mount(str(self._folder / self._digest), CONTAINER_PRELOAD)
         yield Mount(str(folder / PRELOAD_FILE), PRELOAD_PATH)
 
@@ -159,10 +167,20 @@ class PreloadFiles:
 
     def remove(self, token: str) -> None:
         """Unmount a container's tmpfs, so that its folder can be removed."""
-        usage = self._containers / token / USAGE_FOLDER
-        while os.path.ismount(usage):
-            if unmount(usage):
+        folder = self.account(token).parent
+        while os.path.ismount(folder):
+            if unmount(folder):
                 return
+        with suppress(OSError):
+            folder.rmdir()
+
+    def account(self, token: str) -> Path:
+        """Return the file in which a container's processes keep account."""
+        return self._accounts / token / USAGE_FILE
+
+    def tokens(self) -> set[str]:
+        """Return the containers that have such a file, or the remains of one."""
+        return {each.name for each in self._accounts.glob("*")}
 
 
 def compiled_libraries() -> Path:
@@ -226,7 +244,6 @@ def mount_tmpfs(folder: Path) -> None:
     if libc().mount(b"quotient", os.fsencode(folder), b"tmpfs", flags, TMPFS_OPTIONS.encode()):
         code = ctypes.get_errno()
         raise OSError(code, f"cannot mount a tmpfs: {os.strerror(code)}", str(folder))
-    label_for_containers(folder)
 
 
 def unmount(folder: Path) -> int:

@@ -55,12 +55,13 @@ class ShareEnforcement:
         self.feedback = MemoryFeedback(
             # No call of the driver for nothing, on nodes without such containers.
             folder / "containers",
+            injector.preload.account,
             lambda: sample() if self._has_preloaded() else Sample(),
             self._token_of,
             self._context_mib,
         )
         self._measurement = ContextMeasurement(
-            self._context_sizes, node_cards.cards, driver_version, self._measure_context, self._is_preloaded
+            self._context_sizes, node_cards.cards, driver_version, self._measure_context, self._is_free
         )
         self._limiter = MemoryLimiter(driver, host, self.limited_by_driver)
         self._server = MemoryLimitServer(injector.memory_limit_hook.socket, self._limiter.apply)
@@ -85,8 +86,10 @@ class ShareEnforcement:
             for given in pod.containers.values()
         )
 
-    def _is_preloaded(self, card: Card) -> bool:
-        return self.ladder_of(card).isolation.memory is Rung.PRELOAD
+    def _is_free(self, card: Card) -> bool:
+        is_held = any(card.uuid in pod.usage for pod in self._allocations().values())
+        is_usable = not card.is_mig and self._node_cards.condition(card.uuid).healthy
+        return is_usable and not is_held and self.ladder_of(card).isolation.memory is Rung.PRELOAD
 
     def _measure_context(self, card: Card) -> int | None:
         library = self._find_library(CUDA_LIBRARY)

@@ -7,9 +7,11 @@ short meanwhile. Nothing in it is trusted; it tells what programs believe, NVML 
 
 import fcntl
 import os
+import stat
 import struct
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,10 @@ USAGE_BYTES = SLOTS_OFFSET + MAX_SLOTS * SLOT.size
 # The lock that a process holds as long as it uses a slot: `struct flock` of 64-bit Linux, and fcntl's command for open
 # file descriptions, which Python does not name.
 OFD_GETLK, FLOCK = 36, struct.Struct("@hhqqi4x")
+
+
+# Guards the sequence of limits files: containers start on other threads than the one that measures them.
+WRITING = threading.Lock()
 
 
 class CardLimits(Struct, frozen=True):
@@ -81,7 +87,7 @@ def write_limits(folder: Path, cards: Sequence[CardLimits], driver_version: str,
 
 def change_in_place(path: Path, parts: Sequence[tuple[int, bytes]]) -> None:
     """Write parts of the file, by their offsets, under its sequence lock."""
-    with path.open("r+b", buffering=0) as file:
+    with WRITING, path.open("r+b", buffering=0) as file:
         (sequence,) = SEQUENCE.unpack(os.pread(file.fileno(), SEQUENCE.size, SEQUENCE_OFFSET))
         # Odd while the rest changes, also if an earlier writer has ended in between.
         odd = (sequence | 1) & 0xFFFFFFFF
@@ -120,47 +126,52 @@ def update_limits(folder: Path, number: int, context_bytes: int, residual_bytes:
 
 def has_size(path: Path, size: int) -> bool:
     try:
-        return path.stat().st_size == size
+        found = path.lstat()
     except OSError:
         return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
 
 
-def create_usage(folder: Path) -> None:
+def create_usage(path: Path) -> None:
     """Create the file that the container's processes write, unless it is there: its processes may be running."""
-    path = folder / USAGE_FOLDER / USAGE_FILE
     if has_size(path, USAGE_BYTES):
         return
-    path.parent.mkdir(exist_ok=True)
-    content = bytearray(USAGE_BYTES)
-    USAGE_HEADER.pack_into(content, 0, USAGE_MAGIC, VERSION, 0, 0, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Any user of the container may run programs on its GPUs.
-    replace_file(path, bytes(content), mode=0o666)
+    replace_file(path, USAGE_HEADER.pack(USAGE_MAGIC, VERSION, 0, 0, 0), mode=0o666)
+    # Not written: what its processes touch is their memory, not the plugin's.
+    os.truncate(path, USAGE_BYTES)
 
 
-def read_usage(folder: Path, card_count: int) -> AccountedUsage | None:
+def read_usage(path: Path, card_count: int) -> AccountedUsage | None:
     """Return what live processes have accounted; None if the file cannot be read, as when a program cut it short."""
-    with suppress(OSError, struct.error), (folder / USAGE_FOLDER / USAGE_FILE).open("rb", buffering=0) as file:
-        content = file.read(USAGE_BYTES)
-        slots = [SLOT.unpack_from(content, SLOTS_OFFSET + number * SLOT.size) for number in range(MAX_SLOTS)]
-        live = {number for number, slot in enumerate(slots) if slot[0] and is_locked(file.fileno(), 1 + number)}
-        granted = [sum(slots[number][2 + 2 * card] for number in live) for card in range(card_count)]
-        for card, bytes_ in shared_bytes(content, live):
-            if card < card_count:
-                granted[card] += bytes_
-        return AccountedUsage(tuple(granted), tuple(slots[number][0] for number in sorted(live)))
+    # Whatever programs have made of the file: nothing is followed or waited for, not even a lease.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError, struct.error):
+        file = os.open(path, flags)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return None
+            return parse_usage(os.pread(file, USAGE_BYTES, 0), card_count, lambda slot: is_locked(file, 1 + slot))
+        finally:
+            os.close(file)
     return None
 
 
-def shared_bytes(content: bytes, live: Iterable[int]) -> Iterable[tuple[int, int]]:
-    """Yield card and bytes of each entry that a live process holds."""
-    held = 0
-    for number in live:
-        held |= 1 << number
-    for number in range(MAX_SHARED):
+def parse_usage(content: bytes, card_count: int, is_live: Callable[[int], bool]) -> AccountedUsage:
+    _, _, slots_used, shared_used, _ = USAGE_HEADER.unpack_from(content)
+    granted, live, pids = [0] * card_count, 0, []
+    for number in range(min(slots_used, MAX_SLOTS)):
+        pid, _, *pairs = SLOT.unpack_from(content, SLOTS_OFFSET + number * SLOT.size)
+        if pid and is_live(number):
+            live |= 1 << number
+            pids.append(pid)
+            granted = [sum_ + pairs[2 * card] for card, sum_ in enumerate(granted)]
+    for number in range(min(shared_used, MAX_SHARED)):
         size, card, _, _, *holders = SHARED_MEMORY.unpack_from(content, USAGE_HEADER.size + number * SHARED_MEMORY.size)
-        mask = sum(word << (64 * index) for index, word in enumerate(holders))
-        if size and mask & held:
-            yield card, size
+        if size and card < card_count and live & sum(word << (64 * index) for index, word in enumerate(holders)):
+            granted[card] += size
+    return AccountedUsage(tuple(granted), tuple(pids))
 
 
 def is_locked(file: int, byte: int) -> bool:

@@ -13,6 +13,7 @@ from nodeplugin.injection import Injector
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet
 from nodeplugin.pods import NodePods, PodsByUid
 from nodeplugin.refusal import RECREATE, AllocationRefused, cannot_create_files, container_title, disk_problem
+from vcuda.isolation import Rung
 from vcuda.names import RESPONSE_OWNER, RESPONSE_TOKEN, Names
 
 
@@ -89,6 +90,11 @@ class StartCheck:
         # A missing card has no device node to compare; its problem is reported instead.
         if not problem and any(self._injector.is_outdated(each, slices) for each in filled):
             raise AllocationRefused(f"{title}: the device node of its GPU has changed with a reboot; {RECREATE}")
+        if pod is None and given.isolation.memory in {Rung.PRELOAD, Rung.DRIVER}:
+            # Its limits cannot be written, and it must not run without. The kubelet tries again.
+            pod = (self._pods.fetch_pods() or {}).get(uid)
+            if pod is None:
+                raise AllocationRefused(f"{title}: its pod is not known yet, and its limits depend on it; wait")
         if pod is not None and given.token:
             try:
                 self._injector.prepare(pod, container, given, slices)

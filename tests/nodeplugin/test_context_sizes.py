@@ -11,7 +11,7 @@ from nodeplugin.cards import Card
 from nodeplugin.context_sizes import ContextMeasurement, ContextSizes, measure_context
 from nodeplugin.nvml import Driver, load_bindings
 from nodeplugin.share_files import DEFAULT_CONTEXT_MIB
-from tests.nodeplugin.builders import card, mig_part
+from tests.nodeplugin.builders import card
 from tests.waiting import eventually
 
 MODEL, DRIVER = card(0).product, "550.54.15"
@@ -25,8 +25,13 @@ def test_a_size_is_remembered_for_each_model_and_driver(tmp_path: Path) -> None:
     sizes.put(MODEL, DRIVER, 410)
     again = ContextSizes(tmp_path)
     assert (again.get(MODEL, DRIVER), again.get(MODEL, "580.1")) == (410, DEFAULT_CONTEXT_MIB)
-    assert (again.is_known(MODEL, DRIVER), again.is_known(MODEL, "580.1")) == (True, False)
-    (tmp_path / "context-sizes.json").write_text("[1]")
+    assert (again.was_attempted(MODEL, DRIVER), again.was_attempted(MODEL, "580.1")) == (True, False)
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"NVIDIA A100-SXM4-40GB 550.54.15": 3}', '{"a": null}'])
+def test_what_no_context_takes_is_not_believed(tmp_path: Path, content: str) -> None:
+    """Nor what cannot be read."""
+    (tmp_path / "measured-contexts.json").write_text(content)
     assert ContextSizes(tmp_path).get(MODEL, DRIVER) == DEFAULT_CONTEXT_MIB
 
 
@@ -77,27 +82,34 @@ class Measured:
 
 
 def test_each_model_is_measured_once(tmp_path: Path) -> None:
-    """Neither MIG devices, nor cards whose containers are not charged for it, nor what is known."""
+    """On a card that is free, as soon as there is one; not what is known."""
     t4, l4 = replace(card(2), product="Tesla T4"), replace(card(3), product="NVIDIA L4")
-    cards = [card(0), card(1), t4, l4, mig_part(1)]
+    cards, busy = [card(0), card(1), t4, l4], {card(0).uuid, l4.uuid}
     sizes, measured = ContextSizes(tmp_path), Measured()
     sizes.put(t4.product, DRIVER, 110)
-    measurement = ContextMeasurement(sizes, lambda: cards, lambda: DRIVER, measured, lambda each: each != l4)
+    measurement = ContextMeasurement(sizes, lambda: cards, lambda: DRIVER, measured, lambda each: each.uuid not in busy)
     measurement.start()
-    eventually(lambda: sizes.is_known(MODEL, DRIVER), "the measurement")
+    eventually(lambda: sizes.get(MODEL, DRIVER) == 200, "the measurement")
     measurement.start()
-    assert measured.cards in (["GPU-0"], ["GPU-1"])
-    assert (sizes.get(MODEL, DRIVER), sizes.get(t4.product, DRIVER)) == (200, 110)
+    assert measured.cards == ["GPU-1"]
+    busy.clear()
+    measurement.start()
+    eventually(lambda: sizes.get(l4.product, DRIVER) == 200, "the card to be free")
+    assert sizes.get(t4.product, DRIVER) == 110
 
 
-@pytest.mark.parametrize("version", ["", DRIVER])
-def test_what_cannot_be_measured_is_not_tried_all_the_time(tmp_path: Path, version: str) -> None:
-    """Once for each driver, and not before there is one."""
-    sizes, measured = ContextSizes(tmp_path), Measured(None)
-    measurement = ContextMeasurement(sizes, lambda: [card(0)], lambda: version, measured, lambda _: True)
+@pytest.mark.parametrize("answer", [None, 3, 100_000])
+def test_what_cannot_be_measured_is_not_tried_again(tmp_path: Path, answer: int | None) -> None:
+    """Also after a restart: the attempt may have been what ended the plugin."""
+    measured = Measured(answer)
     for _ in range(3):
-        measurement.start()
-    eventually(lambda: len(measured.cards) == bool(version), "the attempt")
-    measurement.start()
-    assert len(measured.cards) == bool(version)
-    assert sizes.get(MODEL, version) == DEFAULT_CONTEXT_MIB
+        sizes = ContextSizes(tmp_path)
+        ContextMeasurement(sizes, lambda: [card(0)], lambda: DRIVER, measured, lambda _: True).start()
+        eventually(lambda: measured.cards == ["GPU-0"], "the attempt")
+        assert sizes.get(MODEL, DRIVER) == DEFAULT_CONTEXT_MIB
+
+
+def test_nothing_is_measured_without_a_driver(tmp_path: Path) -> None:
+    measured = Measured()
+    ContextMeasurement(ContextSizes(tmp_path), lambda: [card(0)], lambda: "", measured, lambda _: True).start()
+    assert measured.cards == []

@@ -880,7 +880,7 @@ def test_a_container_limited_by_the_library_keeps_what_its_image_preloads(make: 
     mounts = {each["containerPath"]: each for each in edits["mounts"]}
     assert mounts["/etc/ld.so.preload"]["hostPath"] == preloaded
     assert mounts["/etc/ld.so.preload"]["options"][0] == "ro"
-    assert mounts["/etc/quotient/usage"]["options"][0] == "rw"
+    assert mounts["/etc/quotient/usage/gpu-usage"]["options"][0] == "rw"
     assert mounts["/usr/local/nvidia/lib64"]["hostPath"].startswith(f"{bench.folder}/driver/current/limited-")
 
 

@@ -49,7 +49,13 @@ def feedback_of(tmp_path: Path, sample: ContainerSample) -> MemoryFeedback:
     folder = tmp_path / "t1"
     folder.mkdir()
     write_limits(folder, LIMITS, "550.54.15", "")
-    return MemoryFeedback(tmp_path, lambda: Sample(containers=(sample,)), lambda _: "t1", lambda _: 120)
+    return MemoryFeedback(
+        tmp_path,
+        lambda token: tmp_path / token / "account",
+        lambda: Sample(containers=(sample,)),
+        lambda _: "t1",
+        lambda _: 120,
+    )
 
 
 def account(monkeypatch: pytest.MonkeyPatch, accounted_mib: int) -> None:

@@ -1,14 +1,16 @@
 """What a node and its containers get so that memory is limited by the preloaded library."""
 
+import fcntl
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeplugin import preload_files
 from nodeplugin.preload_files import CUDA, NVML, PRELOAD_PATH, PreloadFiles
-from nodeplugin.share_files import USAGE_BYTES, CardLimits, read_limits, read_usage
+from nodeplugin.share_files import USAGE_BYTES, CardLimits, create_usage, read_limits, read_usage
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 LIMITS = [CardLimits("GPU-1", 1 << 30, 1 << 28, 50, 60)]
@@ -23,7 +25,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreloadFi
     for name in (CUDA, NVML):
         (compiled / name).write_bytes(f"{name} 1".encode())
     monkeypatch.setattr(preload_files, "compiled_libraries", lambda: compiled)
-    made = PreloadFiles(tmp_path / "preload", tmp_path / "containers", proc_of(tmp_path))
+    made = PreloadFiles(tmp_path / "preload", tmp_path / "containers", tmp_path / "accounts", proc_of(tmp_path))
     (tmp_path / "containers" / CONTAINER).mkdir(parents=True)
     yield made
     made.remove(CONTAINER)
@@ -107,42 +109,89 @@ def test_a_container_gets_limits_and_a_small_tmpfs(files: PreloadFiles, tmp_path
     """Nobody can fill the node through it, and any user of the container can write to the file in it."""
     files.install()
     files.prepare(CONTAINER, LIMITS, "550.54.15", "/usr/local/nvidia/lib64")
-    folder = tmp_path / "containers" / CONTAINER
-    assert read_limits(folder) == LIMITS
-    assert os.path.ismount(folder / "usage")
-    assert (folder / "usage/gpu-usage").stat().st_size == USAGE_BYTES
-    assert (folder / "usage/gpu-usage").stat().st_mode & 0o777 == 0o666
+    account = files.account(CONTAINER)
+    assert read_limits(tmp_path / "containers" / CONTAINER) == LIMITS
+    assert os.path.ismount(account.parent)
+    assert account.stat().st_size == USAGE_BYTES
+    assert account.stat().st_mode & 0o777 == 0o666
     with pytest.raises(OSError, match="No space left"):
-        (folder / "usage/more").write_bytes(bytes(10_000_000))
-    usage = read_usage(folder, 1)
+        account.with_name("more").write_bytes(bytes(10_000_000))
+    usage = read_usage(account, 1)
     assert usage is not None
     assert usage.card_bytes == (0,)
 
 
 @needs_root
-def test_what_programs_have_accounted_survives_a_restart_of_the_plugin(files: PreloadFiles, tmp_path: Path) -> None:
-    """Preparing again, as before each start, keeps the file that they have mapped, and repairs what is missing."""
+def test_an_account_takes_no_memory_of_the_plugin(files: PreloadFiles) -> None:
+    """What its processes write is theirs."""
     files.install()
     files.prepare(CONTAINER, LIMITS, "550.54.15", "")
-    file = tmp_path / "containers" / CONTAINER / "usage/gpu-usage"
-    before = file.stat().st_ino
-    files.prepare(CONTAINER, LIMITS, "550.54.15", "")
-    assert file.stat().st_ino == before
-    file.unlink()
-    files.prepare(CONTAINER, LIMITS, "550.54.15", "")
-    assert file.stat().st_size == USAGE_BYTES
+    assert files.account(CONTAINER).stat().st_blocks * 512 <= 8192
 
 
 @needs_root
-def test_a_tmpfs_is_unmounted_with_its_container(files: PreloadFiles, tmp_path: Path) -> None:
-    """Also where a program still has the file open."""
+def test_what_programs_have_accounted_survives_a_restart_of_the_plugin(files: PreloadFiles) -> None:
+    """Preparing again, as before each start, keeps the file that they have mapped, and repairs what is missing."""
     files.install()
     files.prepare(CONTAINER, LIMITS, "550.54.15", "")
-    usage = tmp_path / "containers" / CONTAINER / "usage"
-    with (usage / "gpu-usage").open("rb"):
+    account = files.account(CONTAINER)
+    before = account.stat().st_ino
+    files.prepare(CONTAINER, LIMITS, "550.54.15", "")
+    assert account.stat().st_ino == before
+    account.unlink()
+    files.prepare(CONTAINER, LIMITS, "550.54.15", "")
+    assert account.stat().st_size == USAGE_BYTES
+
+
+@needs_root
+def test_a_tmpfs_is_unmounted_with_its_container(files: PreloadFiles) -> None:
+    """Also where a program still has the file open; and nothing is left of it."""
+    files.install()
+    files.prepare(CONTAINER, LIMITS, "550.54.15", "")
+    assert files.tokens() == {CONTAINER}
+    with files.account(CONTAINER).open("rb"):
         files.remove(CONTAINER)
-    assert not os.path.ismount(usage)
+    assert not files.account(CONTAINER).parent.exists()
+    assert files.tokens() == set()
     files.remove(CONTAINER)
+
+
+def replace_by_fifo(account: Path) -> None:
+    account.unlink()
+    os.mkfifo(account)
+
+
+def replace_by_link(account: Path) -> None:
+    account.unlink()
+    account.symlink_to("/dev/zero")
+
+
+def lease(account: Path) -> None:
+    """Hold a lease, which an ordinary open waits 45 s for; the kernel tells its holder by a signal."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    file = os.open(account, os.O_RDWR)
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "shortened": lambda account: os.truncate(account, 100),
+    "enlarged without end": lambda account: os.truncate(account, 1 << 40),
+    "a pipe that is never written": replace_by_fifo,
+    "a link to a device": replace_by_link,
+    "leased": lease,
+    "full of nonsense": lambda account: account.write_bytes(b"\xff" * USAGE_BYTES),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_no_account_holds_up_whoever_reads_it(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
+    """Whatever a program has made of the file: nothing is followed, and nothing waited for."""
+    account = tmp_path / "gpu-usage"
+    create_usage(account)
+    spoil(account)
+    usage = read_usage(account, 2)
+    assert usage is None or usage.card_bytes == (0, 0)
 
 
 @needs_root
@@ -163,7 +212,7 @@ def test_the_mounts_of_a_container(files: PreloadFiles, tmp_path: Path) -> None:
     mounts = {each.container: (each.host, each.read_only) for each in files.mounts(CONTAINER)}
     folder = tmp_path / "containers" / CONTAINER
     assert mounts == {
-        "/etc/quotient/usage": (str(folder / "usage"), False),
+        "/etc/quotient/usage/gpu-usage": (str(files.account(CONTAINER)), False),
         "/usr/local/nvidia/preload": (str(tmp_path / "preload" / version), True),
         PRELOAD_PATH: (str(folder / "ld.so.preload"), True),
     }
@@ -184,6 +233,9 @@ def test_the_library_stands_where_programs_look_for_the_drivers(files: PreloadFi
     assert (folder / NVML).read_bytes() == f"{NVML} 1".encode()
     assert (folder / "libcuda.so.550").read_text() == "libcuda.so.550"
     assert (folder / "libnvoptix.so.1").readlink() == Path("libnvoptix.so.550")
+    (folder / CUDA).unlink()
+    files.stand_in(driver)
+    assert (folder / CUDA).exists()
     change_library(tmp_path, 2)
     files.install()
     files.stand_in(driver)

@@ -44,7 +44,12 @@ class Container:
         ]
         fake.install_cuda(self.driver, {"driver": self.version, "cuda": 12040, "cards": cards, **self.description})
         self.limit(*self.limits_mib)
-        share_files.create_usage(self.files)
+        share_files.create_usage(self.usage)
+
+    @property
+    def usage(self) -> Path:
+        """The file in which its processes keep account."""
+        return self.files / share_files.USAGE_FOLDER / share_files.USAGE_FILE
 
     def limit(self, *limits_mib: float, residual_mib: float = 0) -> None:
         cards = [
@@ -81,7 +86,7 @@ class Container:
 
     def accounted(self, card: int = 0) -> int:
         """Return what the node plugin reads of the container's usage."""
-        usage = share_files.read_usage(self.files, card + 1)
+        usage = share_files.read_usage(self.usage, card + 1)
         assert usage is not None
         return usage.card_bytes[card]
 

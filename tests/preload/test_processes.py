@@ -156,7 +156,7 @@ def broken(container: Container, how: str) -> None:
     elif how == "of another version":
         limits.write_bytes(content[:4] + b"\x63\0\0\0" + content[8:])
     else:
-        usage = container.files / share_files.USAGE_FOLDER / share_files.USAGE_FILE
+        usage = container.usage
         usage.unlink() if how == "without usage" else usage.write_bytes(b"\0" * 100)
 
 
