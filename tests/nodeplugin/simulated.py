@@ -14,12 +14,14 @@ from nodeplugin.cards import Card, NodeCards
 from nodeplugin.checkpoint import ContainerAllocation
 from nodeplugin.device_ids import Resource
 from nodeplugin.injection import Injector
+from nodeplugin.isolation_ladder import CardLadder
 from nodeplugin.kubelet import CheckpointedContainer, Kubelet, KubeletError, ListedContainer, UnknownPod
 from nodeplugin.pods import BoundPod, NodePods, PodsByUid, parse_bound_pod
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.proto import podresources_v1_pb2 as resources
 from nodeplugin.service import unwritten_placements
 from vcuda.injection_modes import InjectionMode
+from vcuda.isolation import NO_ISOLATION, Isolation
 from vcuda.names import Names
 from vcuda.placement_annotation import GpuSlice, encode_placement
 from vcuda.placement_strategies import PlacementStrategy
@@ -296,10 +298,15 @@ class Machine:
     """A node: cards, a kubelet, and a plugin that can be killed and started again."""
 
     def __init__(
-        self, folder: Path, *cards: Card, seed: int = 0, policy: PlacementStrategy = PlacementStrategy.BINPACK
+        self,
+        folder: Path,
+        *cards: Card,
+        seed: int = 0,
+        policy: PlacementStrategy = PlacementStrategy.BINPACK,
+        isolation: Isolation = NO_ISOLATION,
     ) -> None:
         self._folder, self._policy = folder, policy
-        self.node_cards = NodeCards()
+        self.node_cards = NodeCards(ladder_of=lambda _: CardLadder(isolation))
         self.node_cards.update(cards or [card(index) for index in range(4)])
         self.pods, self.injector, self.kubelet = SimulatedPods(), RecordingInjector(), SimulatedKubelet(seed)
         self.running: set[str] = set()

@@ -13,6 +13,7 @@ from nodeplugin.device_ids import Resource
 from nodeplugin.proto import deviceplugin_v1beta1_pb2 as api
 from nodeplugin.refusal import RECREATE, AllocationRefused
 from tests.nodeplugin.simulated import A100_MIB, CARDS, NAMES, Machine, PodRejected, card, container, pod
+from vcuda.isolation import Isolation, Rung
 from vcuda.placement_annotation import GpuSlice
 from vcuda.request import iter_containers
 
@@ -128,6 +129,21 @@ def test_a_container_with_the_response_of_another_one_does_not_start(machine: Ma
 def test_a_container_with_unknown_ids_does_not_start(machine: Machine) -> None:
     with pytest.raises(AllocationRefused, match=f"^these 2 {NAMES.core} devices belong to no allocation on this node"):
         machine.allocator.check_start(Resource.CORE, ["core-7", "core-8"])
+
+
+@pytest.mark.parametrize("rung", [Rung.PRELOAD, Rung.DRIVER])
+def test_a_container_with_limits_does_not_start_before_its_pod_is_known(tmp_path: Path, rung: Rung) -> None:
+    """As after a reboot without the API server, when its files are gone: without them it would run without limits."""
+    machine = Machine(tmp_path, isolation=Isolation(rung))
+    machine.admit(share("one", 2))
+    one = machine.pods.on_server["uid-one"]
+    machine.pods.remove("uid-one")
+    machine.pods.is_server_down = True
+    with pytest.raises(AllocationRefused, match="its pod is not known yet, and its limits depend on it"):
+        machine.kubelet.start_container("uid-one", "c0")
+    machine.pods.is_server_down = False
+    machine.pods.put(one, cached=False)
+    machine.kubelet.start_container("uid-one", "c0")
 
 
 def test_a_container_on_an_unhealthy_card_starts_when_the_card_has_recovered(machine: Machine) -> None:
