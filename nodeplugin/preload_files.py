@@ -34,8 +34,8 @@ STAND_INS = {"libcuda.so.1": CUDA, "libcuda.so": CUDA, "libnvidia-ml.so.1": NVML
 HOOK, HOOK_TIMEOUT_S = "merge-preload", 10
 PRELOAD_FILE, PRELOAD_PATH = "ld.so.preload", "/etc/ld.so.preload"
 CONTAINER_PRELOAD, CONTAINER_LIMITS = f"{CONTAINER_FOLDER}/preload", "/etc/quotient"
-# The account file has 370 kB. A program can fill no more than this.
-TMPFS_OPTIONS = "size=512k,nr_inodes=8,mode=0755"
+# The account file has 1.1 MB, most of it never touched. A program can fill no more than this.
+TMPFS_OPTIONS = "size=2m,nr_inodes=8,mode=0755"
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
 FIELDS_BEFORE_OPTIONS = 6
 

@@ -23,9 +23,9 @@ from nodeplugin.checkpoint import replace_file
 # What a context takes until one was measured on this model and driver.
 DEFAULT_CONTEXT_MIB = 300
 LIMITS_FILE, USAGE_FOLDER, USAGE_FILE = "gpu-limits", "usage", "gpu-usage"
-VERSION = 1
+VERSION = 2
 LIMITS_MAGIC, USAGE_MAGIC = 0x4C505551, 0x55505551
-MAX_CARDS, MAX_SLOTS, MAX_SHARED = 16, 1024, 512
+MAX_CARDS, MAX_SLOTS, MAX_SHARED = 16, 1024, 4096
 # magic, version, sequence, number of cards, time of the last feedback, driver's version and folder
 LIMITS_HEADER = struct.Struct("<IIIIQ32s256s")
 # uuid; memory, context and residual in bytes; cores, core limit

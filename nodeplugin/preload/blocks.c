@@ -1,5 +1,6 @@
 #include "blocks.h"
 
+#include "charging.h"
 #include "process.h"
 #include "records.h"
 #include "usage.h"
@@ -30,7 +31,9 @@ static int has_gap(unsigned card, uint64_t context, uint64_t bytes) {
 enum room find_room(unsigned card, uint64_t context, uint64_t bytes) {
     if (reserve(card, BLOCK))
         return OWN_BLOCK;
-    return bytes && has_gap(card, context, bytes) ? KNOWN_BLOCK : NO_ROOM;
+    if (bytes && has_gap(card, context, bytes))
+        return KNOWN_BLOCK;
+    return reserve_room(card, BLOCK) ? OWN_BLOCK : NO_ROOM;
 }
 
 int place_small(unsigned card, uint64_t context, enum room room, uint64_t address) {
@@ -55,7 +58,7 @@ int charge_small_array(unsigned card, uint64_t bytes) {
     acquire(&own->small_lock);
     struct small_arrays *arrays = &own->arrays[card];
     uint64_t wanted = blocks_of(arrays->bytes + bytes);
-    int fits = wanted <= arrays->blocks || reserve(card, (wanted - arrays->blocks) * BLOCK);
+    int fits = wanted <= arrays->blocks || reserve_room(card, (wanted - arrays->blocks) * BLOCK);
     if (fits) {
         arrays->number++, arrays->bytes += bytes;
         arrays->blocks = wanted > arrays->blocks ? wanted : arrays->blocks;

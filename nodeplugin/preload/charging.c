@@ -60,6 +60,17 @@ int is_device_location(const CUmemLocation *location, CUdevice *device) {
     return 0;
 }
 
+int reserve_room(unsigned card, uint64_t bytes) {
+    if (reserve(card, bytes))
+        return 1;
+    trim_pools();
+    settle_graphs();
+    if (reserve(card, bytes))
+        return 1;
+    report_refusal(card, bytes);
+    return 0;
+}
+
 void uncharge_record(const struct record *record) {
     int is_small = record->bytes <= LARGEST_SMALL;
     if (record->shared != NOT_SHARED)

@@ -19,6 +19,12 @@ void uncharge_record(const struct record *record);
  * context, and the thread that destroys that has not come to it yet. */
 void put_new_record(const struct record *record);
 
+/* Reserve for what a program asks for: with what pools and graphs keep unused, if the limit leaves no other room. Not under
+ * their locks. A refusal is reported. */
+int reserve_room(unsigned card, uint64_t bytes);
+
+/* Return the unused memory of all pools to the driver. */
+void trim_pools(void);
 /* Count again what the pools and the graphs of this process have reserved. */
 void settle_pools(void);
 void settle_graphs(void);

@@ -16,7 +16,7 @@ static CUresult charge_context(CUdevice device, struct record *record) {
         return result;
     uint64_t bytes = round_up(limits_of(card).context_bytes, BLOCK);
     *record = (struct record){.kind = CONTEXT, .card = (uint8_t)card, .bytes = bytes, .shared = NOT_SHARED};
-    return reserve(card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return reserve_room(card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult put_context(CUresult result, struct record *record, const CUcontext *context) {

@@ -15,10 +15,10 @@
 
 #define LIMITS_MAGIC 0x4c505551u /* "QUPL" */
 #define USAGE_MAGIC 0x55505551u  /* "QUPU" */
-#define FORMAT_VERSION 1
+#define FORMAT_VERSION 2
 #define MAX_CARDS 16
 #define MAX_SLOTS 1024
-#define MAX_SHARED 512
+#define MAX_SHARED 4096
 #define UUID_BYTES 64
 #define DRIVER_BYTES 256
 #define KEY_BYTES 64

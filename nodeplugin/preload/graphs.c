@@ -204,8 +204,10 @@ static int reserve_for(struct record *graph, uint64_t *reserved) {
     own->graph_generation++;
     settle(graph->card, 0);
     settle_pools();
-    if (!reserve(graph->card, graph->bytes))
+    if (!reserve(graph->card, graph->bytes)) {
+        report_refusal(graph->card, graph->bytes);
         return 0;
+    }
     *reserved = graph->bytes;
     return 1;
 }

@@ -31,7 +31,7 @@ static CUresult charge_import(CUdeviceptr pointer, struct record *record) {
         return result;
     /* A small allocation comes with its whole block. */
     record->card = (uint8_t)card, record->bytes = round_up(bytes, BLOCK);
-    return reserve(card, record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return reserve_room(card, record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult open_handle(__typeof__(cuIpcOpenMemHandle_v2) *real, CUdeviceptr *pointer, CUipcMemHandle handle,

@@ -48,7 +48,8 @@ static const struct limits_file *map_limits(void) {
     if (file >= 0)
         close(file);
     if (mapped == MAP_FAILED) {
-        warn("%s cannot be read (%s): no GPU memory can be allocated", path, strerror(code));
+        WARN_ONCE("%s cannot be read (%s): no GPU memory can be allocated", path, strerror(code));
+        errno = code;
         return NULL;
     }
     const struct limits_file *limits = mapped;
@@ -56,6 +57,7 @@ static const struct limits_file *map_limits(void) {
         return limits;
     warn("%s has another format than this library: no GPU memory can be allocated", path);
     munmap(mapped, sizeof(struct limits_file));
+    errno = EINVAL;
     return NULL;
 }
 
@@ -65,7 +67,9 @@ const struct limits_file *container_limits(void) {
     const struct limits_file *found = atomic_load_explicit(&mapped, memory_order_acquire);
     if (!found) {
         found = map_limits();
-        atomic_store_explicit(&mapped, found ? found : &none, memory_order_release);
+        /* Tried again if only files are scarce. */
+        if (found || (errno != EMFILE && errno != ENFILE))
+            atomic_store_explicit(&mapped, found ? found : &none, memory_order_release);
     }
     return found == &none ? NULL : found;
 }

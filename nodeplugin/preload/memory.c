@@ -19,7 +19,7 @@ static CUresult begin(uint64_t bytes, struct record *record) {
     CUresult result = begin_record(record, POINTER, bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    record->handles = is_small(record) ? find_room(record->card, record->context, record->bytes) : (unsigned)reserve(record->card, record->bytes);
+    record->handles = is_small(record) ? find_room(record->card, record->context, record->bytes) : (unsigned)reserve_room(record->card, record->bytes);
     return record->handles ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -115,7 +115,7 @@ static CUresult begin_array(uint64_t bytes, struct record *record) {
     CUresult result = begin_record(record, ARRAY, bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    int fits = is_small(record) ? charge_small_array(record->card, record->bytes) : reserve(record->card, record->bytes);
+    int fits = is_small(record) ? charge_small_array(record->card, record->bytes) : reserve_room(record->card, record->bytes);
     return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -272,7 +272,7 @@ static CUresult begin_external(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted, s
     /* Before the driver takes over the file. */
     if (wanted->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
         record->shared = join_by_file(wanted->handle.fd, NULL, NULL);
-    return record->shared != NOT_SHARED || reserve(record->card, record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return record->shared != NOT_SHARED || reserve_room(record->card, record->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 HOOK(cuImportExternalMemory)(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted) {

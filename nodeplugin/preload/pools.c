@@ -24,7 +24,14 @@ static int settle(struct record *pool, uint64_t extra) {
     return fits;
 }
 
-/* `handles` marks pools of host memory. */
+static uint64_t used_of(const struct record *pool) {
+    cuuint64_t used = 0;
+    REAL(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool->key, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+    return used;
+}
+
+/* `handles` marks pools of host memory, `mappings` those that the program has destroyed, which live on while there is
+ * memory in use of them. */
 static int next_pool(uint64_t *place, struct record *pool) {
     while (next_record(POOL, place, pool))
         if (!pool->handles)
@@ -32,12 +39,42 @@ static int next_pool(uint64_t *place, struct record *pool) {
     return 0;
 }
 
+static CUresult destroy_pool(struct record *pool) {
+    CUresult result = REAL(cuMemPoolDestroy)((CUmemoryPool)(uintptr_t)pool->key);
+    if (result == CUDA_SUCCESS && take_record(POOL, pool->key, pool) && !pool->handles)
+        release(pool->card, pool->bytes);
+    return result;
+}
+
+/* Memory of an address that was freed in the order of a stream is in use until the stream comes there. */
+static int is_stream_busy(CUstream stream, int per_thread) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
+    /* Asking a stream that takes part in a capture would end the capture. */
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return 1;
+    return (per_thread ? REAL(cuStreamQuery_ptsz)(stream) : REAL(cuStreamQuery)(stream)) == CUDA_ERROR_NOT_READY;
+}
+
+/* `object` is the stream, `mappings` whether its default is that of the thread. */
+static void settle_freed(void) {
+    struct record freed;
+    for (uint64_t place = 0; next_record(FREED, &place, &freed);)
+        if (!is_stream_busy((CUstream)(uintptr_t)freed.object, (int)freed.mappings) && take_record(FREED, freed.key, &freed)) {
+            freed.kind = POINTER;
+            uncharge_record(&freed);
+        }
+}
+
 static void settle_all(void) {
     struct record pool;
     for (uint64_t place = 0; next_pool(&place, &pool);) {
         settle(&pool, 0);
         change_record(&pool);
+        if (pool.mappings && !used_of(&pool))
+            destroy_pool(&pool);
     }
+    settle_freed();
 }
 
 /* The unused memory of all pools goes back to the driver. */
@@ -93,6 +130,7 @@ static CUresult allocate(const struct request *wanted, struct record *pool) {
     CUresult result = call_driver(wanted);
     int fits = settle(pool, growth);
     change_record(pool);
+    atomic_store(&process()->has_unsettled, 1);
     if (fits)
         return result;
     if (result == CUDA_SUCCESS)
@@ -190,7 +228,11 @@ static CUresult allocate_from_pool(struct request wanted) {
         return result;
     /* Without the lock: the stream may wait for what another thread allocates. */
     synchronize(&wanted);
-    return attempt(&wanted);
+    result = attempt(&wanted);
+    unsigned card;
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && current_card(&card) == CUDA_SUCCESS)
+        report_refusal(card, wanted.bytes);
+    return result;
 }
 
 HOOK(cuMemAllocAsync)(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
@@ -222,6 +264,26 @@ static int find_device(const CUmemPoolProps *wanted, CUdevice *device) {
            (REAL(cuCtxGetDevice)(device) == CUDA_SUCCESS || REAL(cuDeviceGet)(device, 0) == CUDA_SUCCESS);
 }
 
+void trim_pools(void) {
+    lock *pools = &process()->pools_lock;
+    acquire(pools);
+    trim_all();
+    let_go(pools);
+}
+
+/* The driver takes back what pools keep unused when a program waits for a stream: others may have room then. */
+static CUresult settled(CUresult result) {
+    if (result == CUDA_SUCCESS && atomic_load_explicit(&process()->has_unsettled, memory_order_relaxed))
+        settle_pools();
+    return result;
+}
+
+HOOK(cuStreamSynchronize)(CUstream stream) { return settled(REAL(cuStreamSynchronize)(stream)); }
+HOOK(cuStreamSynchronize_ptsz)(CUstream stream) { return settled(REAL(cuStreamSynchronize_ptsz)(stream)); }
+HOOK(cuCtxSynchronize)(void) { return settled(REAL(cuCtxSynchronize)()); }
+HOOK(cuCtxSynchronize_v2)(CUcontext context) { return settled(REAL(cuCtxSynchronize_v2)(context)); }
+HOOK(cuEventSynchronize)(CUevent event) { return settled(REAL(cuEventSynchronize)(event)); }
+
 HOOK(cuMemPoolCreate)(CUmemoryPool *pool, const CUmemPoolProps *wanted) {
     CUdevice device = 0;
     struct record record;
@@ -232,16 +294,34 @@ HOOK(cuMemPoolCreate)(CUmemoryPool *pool, const CUmemPoolProps *wanted) {
     return result;
 }
 
+/* A pool that is destroyed is no device's current one. */
+static void stop_using(CUmemoryPool pool) {
+    CUmemoryPool found;
+    int number = 0;
+    REAL(cuDeviceGetCount)(&number);
+    for (CUdevice device = 0; device < number; device++)
+        if (REAL(cuDeviceGetMemPool)(&found, device) == CUDA_SUCCESS && found == pool &&
+            REAL(cuDeviceGetDefaultMemPool)(&found, device) == CUDA_SUCCESS)
+            REAL(cuDeviceSetMemPool)(device, found);
+}
+
+/* The driver keeps a pool while there is memory in use of it, but does not say any more how much. So it is destroyed when
+ * there is none. */
+static CUresult destroy_or_mark(CUmemoryPool pool, struct record *record) {
+    if (record->handles || !used_of(record))
+        return destroy_pool(record);
+    record->mappings = 1;
+    change_record(record);
+    stop_using(pool);
+    return CUDA_SUCCESS;
+}
+
 HOOK(cuMemPoolDestroy)(CUmemoryPool pool) {
     struct record record;
     lock *pools = &process()->pools_lock;
     acquire(pools);
-    int is_known = take_record(POOL, (uint64_t)(uintptr_t)pool, &record);
-    CUresult result = REAL(cuMemPoolDestroy)(pool);
-    if (is_known && result == CUDA_SUCCESS)
-        release(record.card, record.bytes);
-    else if (is_known)
-        put_record(record);
+    int is_known = find_record(POOL, (uint64_t)(uintptr_t)pool, &record);
+    CUresult result = is_known ? destroy_or_mark(pool, &record) : REAL(cuMemPoolDestroy)(pool);
     let_go(pools);
     return result;
 }
@@ -253,18 +333,27 @@ HOOK(cuMemPoolTrimTo)(CUmemoryPool pool, size_t kept) {
 }
 
 /* The address may be one of cuMemAlloc, too. */
-static CUresult free_async(__typeof__(cuMemFreeAsync) *real, CUdeviceptr pointer, CUstream stream) {
+static CUresult free_async(__typeof__(cuMemFreeAsync) *real, CUdeviceptr pointer, CUstream stream, int per_thread) {
     struct record record;
     int is_known = take_record(POINTER, pointer, &record);
     CUresult result = real(pointer, stream);
-    if (is_known && result == CUDA_SUCCESS)
-        uncharge_record(&record);
-    else if (is_known)
+    if (!is_known)
+        return result;
+    if (result != CUDA_SUCCESS) {
         put_record(record);
+    } else if (is_stream_busy(stream, per_thread)) {
+        record.kind = FREED, record.object = (uint64_t)(uintptr_t)stream, record.mappings = (uint32_t)per_thread;
+        put_record(record);
+        atomic_store(&process()->has_unsettled, 1);
+    } else {
+        uncharge_record(&record);
+    }
     return result;
 }
 
-HOOK(cuMemFreeAsync)(CUdeviceptr pointer, CUstream stream) { return free_async(REAL(cuMemFreeAsync), pointer, stream); }
+HOOK(cuMemFreeAsync)(CUdeviceptr pointer, CUstream stream) {
+    return free_async(REAL(cuMemFreeAsync), pointer, stream, 0);
+}
 HOOK(cuMemFreeAsync_ptsz)(CUdeviceptr pointer, CUstream stream) {
-    return free_async(REAL(cuMemFreeAsync_ptsz), pointer, stream);
+    return free_async(REAL(cuMemFreeAsync_ptsz), pointer, stream, 1);
 }

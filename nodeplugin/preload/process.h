@@ -31,6 +31,11 @@ struct process {
     unsigned slot;
     /* How often this process holds each entry of shared memory; see usage.c. */
     uint32_t joins[MAX_SHARED];
+    /* How often it has left each of them since it could last change the file. */
+    _Atomic uint32_t leaves[MAX_SHARED];
+    _Atomic int has_leaves;
+    /* Whether a pool has reserved memory, or memory was freed in the order of a stream that has not come there. */
+    _Atomic int has_unsettled;
     /* See records.c. */
     struct record *records;
     uint64_t record_capacity, record_count, next_object, search_start;

@@ -7,6 +7,7 @@
 enum kind {
     NO_RECORD,
     POINTER,  /* memory by its address */
+    FREED,    /* the same, while the stream in whose order it is freed has not come there */
     IMPORT,   /* memory of another process, by its address */
     ARRAY,    /* and mipmapped arrays */
     EXTERNAL, /* memory of another API */

@@ -25,6 +25,7 @@
 /* Where the marks of shared files begin: beyond any offset that a driver uses, if it locks at all. */
 #define MARK_BEGIN (1LL << 40)
 #define MARKS_PER_SERIAL MAX_SHARED
+#define MOST_MARKS_TRIED 1000
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -105,13 +106,27 @@ static int pass_gate(void) {
         }
     }
     if (file < 0) {
-        WARN_ONCE("the container's file of GPU memory cannot be locked: what needs it is refused");
+        WARN_ONCE("the container's file of GPU memory cannot be locked (%s): what needs it is refused", strerror(errno));
         let_go(&process()->gate);
     }
     return file;
 }
 
+/* What this process has left meanwhile. */
+static void settle_leaves(void) {
+    struct process *own = process();
+    struct usage_file *usage = own->usage;
+    if (!usage || !atomic_exchange(&own->has_leaves, 0))
+        return;
+    for (unsigned entry = 0; entry < MAX_SHARED; entry++)
+        for (uint32_t left = atomic_exchange(&own->leaves[entry], 0); left; left--)
+            if (own->joins[entry] && !--own->joins[entry])
+                leave_entry(&usage->shared[entry], own->slot);
+}
+
 static void leave_gate(int file) {
+    settle_leaves();
+
     /* Unlocked, not only closed: a child of another thread may have inherited the file. */
     lock_bytes(file, OFD_SETLK, F_UNLCK, GATE_BYTE, 1, NULL);
     close(file);
@@ -149,8 +164,24 @@ static struct usage_file *map_usage(int file) {
     return NULL;
 }
 
+/* A child of a thread that forks meanwhile would inherit the file, and with it the lock of this process's slot. In the
+ * child itself nothing is held: see process.h. */
+static void before_fork(void) { acquire(&process()->opening); }
+static void after_fork(void) { let_go(&process()->opening); }
+
+/* Of the C library itself since before 2.17; pthread_atfork is in libpthread there. */
+extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object);
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
+static void watch_forks(void) {
+    static _Atomic int watches;
+    if (!atomic_exchange(&watches, 1))
+        __register_atfork(before_fork, after_fork, NULL, &__dso_handle);
+}
+
 static struct usage_file *open_slot(void) {
     struct process *own = process();
+    watch_forks();
     acquire(&own->opening);
     if (!own->usage && !own->usage_failed) {
         int gate = pass_gate(), file = gate < 0 ? -1 : open_usage();
@@ -164,7 +195,8 @@ static struct usage_file *open_slot(void) {
         if (gate >= 0)
             leave_gate(gate);
         if (!own->usage) {
-            own->usage_failed = 1;
+            /* Not if files are scarce, or the gate is held, for the moment. */
+            own->usage_failed = gate >= 0 && errno != EMFILE && errno != ENFILE;
             WARN_ONCE("the container's file of GPU memory cannot be used (%s): no GPU memory can be allocated", strerror(errno));
         }
     }
@@ -179,12 +211,14 @@ static struct usage_file *usage_file(void) {
 
 /* Per slot `pending` is read before `granted`: bytes on their way from one to the other are seen at least once. */
 static uint64_t sum_of(struct usage_file *usage, unsigned card, uint64_t *pending) {
-    unsigned slots = atomic_load(&usage->slots_used), entries = atomic_load(&usage->shared_used);
+    unsigned slots = atomic_load(&usage->slots_used), entries;
     uint64_t granted = 0, waiting = 0;
     for (unsigned slot = 0; slot < slots && slot < MAX_SLOTS; slot++) {
         waiting += atomic_load(&usage->slots[slot].cards[card].pending);
         granted += atomic_load(&usage->slots[slot].cards[card].granted);
     }
+    /* After the slots: memory moves from a slot to an entry, and must not be missed in both. */
+    entries = atomic_load(&usage->shared_used);
     for (unsigned entry = 0; entry < entries && entry < MAX_SHARED; entry++)
         if (atomic_load(&usage->shared[entry].card) == card)
             granted += atomic_load(&usage->shared[entry].bytes);
@@ -222,20 +256,17 @@ static int reserve_alone(struct usage_file *usage, struct slot_card *own, unsign
     return is_granted;
 }
 
-static void report_limit(const struct card_limits *limits, uint64_t used, uint64_t bytes) {
+void report_refusal(unsigned card, uint64_t bytes) {
     WARN_ONCE("GPU memory limit of this container reached: %llu MiB requested, %llu of %llu MiB in use",
-              (unsigned long long)bytes >> 20, (unsigned long long)used >> 20,
-              (unsigned long long)limits->memory_bytes >> 20);
+              (unsigned long long)bytes >> 20, (unsigned long long)used_bytes(card) >> 20,
+              (unsigned long long)limits_of(card).memory_bytes >> 20);
 }
 
 int reserve(unsigned card, uint64_t bytes) {
     struct card_limits limits = limits_of(card);
     struct usage_file *usage = bytes <= limits.memory_bytes ? usage_file() : NULL;
-    if (!usage) {
-        if (bytes > limits.memory_bytes)
-            report_limit(&limits, 0, bytes);
+    if (!usage)
         return !bytes;
-    }
     struct slot_card *own = &usage->slots[process()->slot].cards[card];
     uint64_t pending;
     atomic_fetch_add(&own->pending, bytes);
@@ -244,10 +275,7 @@ int reserve(unsigned card, uint64_t bytes) {
     if (is_granted)
         atomic_fetch_add(&own->granted, bytes);
     atomic_fetch_sub(&own->pending, bytes);
-    if (is_granted || reserve_alone(usage, own, card, bytes, &limits))
-        return 1;
-    report_limit(&limits, granted, bytes);
-    return 0;
+    return is_granted || reserve_alone(usage, own, card, bytes, &limits);
 }
 
 void release(unsigned card, uint64_t bytes) {
@@ -350,6 +378,7 @@ static int new_entry(struct usage_file *usage, unsigned card, uint64_t bytes, co
         atomic_store(&shared->bytes, bytes);
         return (int)entry;
     }
+    WARN_ONCE("more than %d allocations are shared between processes: further ones count once in each", MAX_SHARED);
     return NOT_SHARED;
 }
 
@@ -389,21 +418,27 @@ int join_by_key(const void *key, size_t key_size, uint64_t *bytes, unsigned *car
 }
 
 void leave(int entry) {
-    struct usage_file *usage = process()->usage;
-    int file = usage && entry >= 0 && entry < MAX_SHARED ? pass_gate() : -1;
-    if (file < 0)
+    struct process *own = process();
+    if (!own->usage || entry < 0 || entry >= MAX_SHARED)
         return;
-    if (process()->joins[entry] && !--process()->joins[entry])
-        leave_entry(&usage->shared[entry], process()->slot);
-    leave_gate(file);
+    /* Done at the gate, now or as soon as it can be passed. */
+    atomic_fetch_add(&own->leaves[entry], 1);
+    atomic_store(&own->has_leaves, 1);
+    int file = pass_gate();
+    if (file >= 0)
+        leave_gate(file);
 }
 
 void mark_file(int file, int entry) {
     struct usage_file *usage = process()->usage;
     if (!usage || entry < 0)
         return;
-    int64_t serial = (int64_t)atomic_fetch_add(&usage->serial, 1);
-    lock_bytes(file, OFD_SETLK, F_WRLCK, MARK_BEGIN + serial * MARKS_PER_SERIAL + entry, 1, NULL);
+    /* Another container may have marked files of the same inode, from serials of its own. */
+    for (int tries = 0; tries < MOST_MARKS_TRIED; tries++) {
+        int64_t serial = (int64_t)atomic_fetch_add(&usage->serial, 1);
+        if (!lock_bytes(file, OFD_SETLK, F_WRLCK, MARK_BEGIN + serial * MARKS_PER_SERIAL + entry, 1, NULL))
+            return;
+    }
 }
 
 /* The lock that begins first at or after a byte, -1 if there is none: the kernel returns any that overlaps. */

@@ -13,6 +13,9 @@
 /* Reserve memory of a card, if the limit of the container leaves room for it. */
 int reserve(unsigned card, uint64_t bytes);
 void release(unsigned card, uint64_t bytes);
+
+/* Say on stderr, once, that the limit was the reason why the program gets no memory. */
+void report_refusal(unsigned card, uint64_t bytes);
 /* Count memory that is there already, also beyond the limit. */
 void account(unsigned card, uint64_t bytes);
 

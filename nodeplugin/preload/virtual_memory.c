@@ -22,7 +22,7 @@ HOOK(cuMemCreate)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUme
     CUresult result = card_of_device(device, &card);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!reserve(card, charged))
+    if (!reserve_room(card, charged))
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = REAL(cuMemCreate)(handle, bytes, wanted, flags);
     if (result == CUDA_SUCCESS)
@@ -105,7 +105,7 @@ static CUresult charge_mapping(uint64_t object, CUmemGenericAllocationHandle han
     if (result != CUDA_SUCCESS)
         return result;
     uint64_t known = record.bytes;
-    if (!reserve(card, wanted - known))
+    if (!reserve_room(card, wanted - known))
         return CUDA_ERROR_OUT_OF_MEMORY;
     acquire(&process()->objects_lock);
     int exists = take_record(OBJECT, object, &record);

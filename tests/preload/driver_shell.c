@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <sys/un.h>
@@ -197,6 +198,19 @@ static int pool_call(char **words, int *result) {
     else if (IS("keep")) { cuuint64_t all = ~0ULL; *result = cuMemPoolSetAttribute((CUmemoryPool)VALUE(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all); }
     else if (IS("stream")) { CUstream made = NULL; *result = cuStreamCreate(&made, CU_STREAM_NON_BLOCKING); VALUE(1) = (unsigned long long)made; }
     else if (IS("sync")) *result = cuCtxSynchronize();
+    else if (IS("sync-stream")) *result = cuStreamSynchronize((CUstream)VALUE(1));
+    else if (IS("spin")) {
+        char name[32];
+        CUmodule module;
+        CUfunction kernel;
+        snprintf(name, sizeof name, "spin_%llu", NUMBER(1));
+        *result = cuModuleLoadData(&module, "image");
+        if (!*result) *result = cuModuleGetFunction(&kernel, module, name);
+        if (!*result) *result = cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, (CUstream)VALUE(2), NULL, NULL);
+    } else if (IS("descriptors")) {
+        struct rlimit limit = {.rlim_cur = NUMBER(1), .rlim_max = 1024};
+        *result = setrlimit(RLIMIT_NOFILE, &limit) ? errno : 0;
+    }
     else return 0;
     return 1;
 }
