@@ -65,7 +65,8 @@ load_and_jump:
 \name:
     adrp x16, driver_functions+8*\index
     add x16, x16, :lo12:driver_functions+8*\index
-    ldr x16, [x16]
+    /* Acquired: the jump alone does not keep loads of the driver's function from being done before this one. */
+    ldar x16, [x16]
     cbz x16, 1f
     br x16
 1:  mov w16, #\index

@@ -105,6 +105,16 @@ def test_containers_with_an_old_c_library_can_load_it(tmp_path: Path, machine: s
         assert "Type:                              DYN" in readelf("-h", tmp_path / library)
 
 
+def test_forwarding_on_aarch64_orders_what_the_driver_loads(tmp_path: Path) -> None:
+    """Each forwarded function acquires the driver's address: a plain load would let later ones see older values."""
+    build(tmp_path, zig_command("aarch64"))
+    acquire, plain = bytes.fromhex("10fedfc8"), bytes.fromhex("100240f9")
+    for library in (CUDA, NVML):
+        content = (tmp_path / library).read_bytes()
+        assert content.count(acquire) > 100
+        assert plain not in content
+
+
 def test_a_release_reads_no_environment(tmp_path: Path) -> None:
     """Where the library finds its files is no choice of the program's."""
     build(tmp_path, ["gcc"])
