@@ -23,6 +23,21 @@ OTHER_NAMES = (
     re.compile(r"^\s*#\s*define\s+cu\w+\s+(cu\w+)\s*$", re.MULTILINE),
     re.compile(r"\*PFN_(cuProfiler\w+?)_v\d+\)"),
 )
+# Functions that drivers export and no header declares, those of debuggers among them. Variables of the debugger's
+# interface, such as cudbgIpcFlag, cannot be forwarded.
+UNDECLARED = (
+    "cudbgGetAPI",
+    "cudbgGetAPIVersion",
+    "cudbgApiInit",
+    "cudbgApiAttach",
+    "cudbgApiDetach",
+    "cudbgMain",
+    "cudbgReportDriverApiError",
+    "cudbgReportDriverInternalError",
+    "cuMemGetAttribute",
+    "cuMemGetAttribute_v2",
+    "cuEGLApiInit",
+)
 PER_THREAD_NAME = re.compile(r"__CUDA_API_(PT[DS][SZ])\((cu\w+)\)")
 
 # Names of functions that may change how much memory of a device is allocated, or say how much there is.
@@ -120,7 +135,7 @@ EXEMPT: Mapping[str, str] = {
 def generate(headers: Path, sources: Path) -> dict[str, str]:
     """Return the generated files of the CUDA library by name; raises NoCompiler if it misses a function."""
     functions, hooked = read_functions(headers), hooked_names(sources)
-    names = list(dict.fromkeys([*(each.name for each in functions), *other_names(headers)]))
+    names = list(dict.fromkeys([*(each.name for each in functions), *other_names(headers), *UNDECLARED]))
     check(functions, hooked, names)
     resolutions = resolutions_header(functions, hooked, list(read_resolutions(headers)), read_version(headers))
     return name_headers(names, hooked) | {"resolutions.h": resolutions}

@@ -8,6 +8,7 @@ from nodeplugin import preload_build, preload_source, share_files
 from nodeplugin.compiler import NoCompiler, run_compiler
 from nodeplugin.cuda_header import Function, find_headers, read_functions
 from nodeplugin.preload_build import CUDA, NVML, SOURCES, build, zig_command
+from nodeplugin.preload_source import UNDECLARED
 
 NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
 GLIBC = re.compile(r"GLIBC_2\.(\d+)")
@@ -77,11 +78,17 @@ def test_programs_see_the_driver_s_functions_only(name: str, library: Path) -> N
         line.split() for line in readelf("--dyn-syms", path).splitlines() if " GLOBAL " in line or " WEAK " in line
     ]
     exported = {line[7].partition("@")[0] for line in symbols if line[6] != "UND"}
-    prefix = "cu" if name == CUDA else "nvml"
+    prefix = "cu(?:dbg)?" if name == CUDA else "nvml"
     assert [each for each in exported if not re.match(rf"{prefix}[A-Z]", each)] == []
     assert set(NEEDED.findall(readelf("-d", path))) <= {"libc.so.6", "libdl.so.2"}
     if name == CUDA:
         assert {each.name for each in read_functions(find_headers())} <= exported
+
+
+def test_functions_that_no_header_declares_are_exported(library: Path) -> None:
+    """A program that a real driver's library loads finds all its names: those of debuggers, profilers and EGL, too."""
+    functions = re.findall(r" FUNC +GLOBAL +DEFAULT +\d+ (\w+)", readelf("--dyn-syms", library / CUDA))
+    assert set(UNDECLARED) <= set(functions)
 
 
 def test_an_undefined_name_stops_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
