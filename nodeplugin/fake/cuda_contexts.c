@@ -21,8 +21,13 @@ int is_context(CUcontext context) {
 CUcontext current_context(void) { return depth ? stack[depth - 1] : NULL; }
 CUcontext primary_context(CUdevice device) { return primaries[device]; }
 
+CUcontext owning_context(void) {
+    CUcontext context = current_context();
+    return is_context(context) && context->primary ? context->primary : context;
+}
+
 CUresult need_context(CUcontext *context) {
-    *context = current_context();
+    *context = owning_context();
     if (!*context) return CUDA_ERROR_INVALID_CONTEXT;
     if (!is_context(*context)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return (*context)->is_active ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -67,6 +72,17 @@ static void forget_context(CUcontext context) {
     free(context);
 }
 
+CUcontext new_green_context(CUcontext primary) {
+    CUcontext context = new_context(primary->device, primary->flags);
+    context->primary = primary;
+    return context;
+}
+
+void forget_green_context(CUcontext context) {
+    if (current_context() == context) depth--;
+    forget_context(context);
+}
+
 static CUresult push(CUcontext context) {
     if (depth == MAX_STACK) return CUDA_ERROR_INVALID_VALUE;
     stack[depth++] = context;
@@ -96,7 +112,7 @@ CUresult do_cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, 
 }
 
 CUresult do_cuCtxDestroy_v2(CUcontext ctx) {
-    if (!is_context(ctx) || ctx->is_primary) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!is_context(ctx) || ctx->is_primary || ctx->primary) return CUDA_ERROR_INVALID_CONTEXT;
     deactivate(ctx);
     if (current_context() == ctx) depth--;
     forget_context(ctx);

@@ -107,14 +107,19 @@ struct CUctx_st {
     CUdevice device;
     int is_primary, references, is_active;
     unsigned flags;
+    struct CUctx_st *primary; /* of a green context, which owns nothing itself */
     struct physical *memory;
     struct CUstream_st *streams;
     struct CUctx_st *next;
     size_t limits[CU_LIMIT_MAX];
 };
 CUcontext current_context(void);
-/* The current context if it is usable. */
+/* What owns that which is allocated with the current context: of a green context, its primary context. */
+CUcontext owning_context(void);
+/* The same, if it is usable. */
 CUresult need_context(CUcontext *context);
+CUcontext new_green_context(CUcontext primary);
+void forget_green_context(CUcontext context);
 int is_context(CUcontext context);
 CUcontext primary_context(CUdevice device);
 

@@ -1,4 +1,5 @@
-/* Green contexts: part of a device's multiprocessors. They have a context of their own here, and no fewer processors. */
+/* Green contexts: part of a device's multiprocessors, which are no fewer here. All else is the primary context's, which
+ * each of them retains. */
 #include "cuda_driver.h"
 
 #include <stdlib.h>
@@ -39,21 +40,20 @@ CUresult do_cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *
 }
 
 CUresult do_cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
-    CUcontext context;
+    CUcontext primary;
     if (!phCtx || !desc) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = do_cuCtxCreate_v2(&context, 0, dev);
+    CUresult result = do_cuDevicePrimaryCtxRetain(&primary, dev);
     if (result) return result;
-    /* Unlike a context, it does not become the current one. */
-    do_cuCtxPopCurrent_v2(NULL);
     *phCtx = allocate(sizeof **phCtx);
-    **phCtx = (struct CUgreenCtx_st){next_id(), context, desc->resource};
+    **phCtx = (struct CUgreenCtx_st){next_id(), new_green_context(primary), desc->resource};
     return CUDA_SUCCESS;
 }
 CUresult do_cuGreenCtxDestroy(CUgreenCtx hCtx) {
     if (!hCtx) return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = do_cuCtxDestroy_v2(hCtx->context);
+    CUdevice device = hCtx->context->device;
+    forget_green_context(hCtx->context);
     free(hCtx);
-    return result;
+    return do_cuDevicePrimaryCtxRelease_v2(device);
 }
 CUresult do_cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx) {
     if (!pContext || !hCtx) return CUDA_ERROR_INVALID_VALUE;

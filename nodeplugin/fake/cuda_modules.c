@@ -122,7 +122,7 @@ static int is_library(CUlibrary library) {
 CUresult do_cuLibraryGetModule(CUmodule *pMod, CUlibrary library) {
     if (!pMod || !is_library(library)) return CUDA_ERROR_INVALID_HANDLE;
     for (CUmodule each = modules; each; each = each->next)
-        if (each->library == library && each->context == current_context()) {
+        if (each->library == library && each->context == owning_context()) {
             *pMod = each;
             return CUDA_SUCCESS;
         }
@@ -136,7 +136,7 @@ static CUresult load_library(CUlibrary *library, uint64_t mib) {
     *made = (struct CUlib_st){.memory_mib = mib, .next = libraries};
     *library = libraries = made;
     CUmodule module;
-    return current_context() ? do_cuLibraryGetModule(&module, made) : CUDA_SUCCESS;
+    return owning_context() ? do_cuLibraryGetModule(&module, made) : CUDA_SUCCESS;
 }
 CUresult do_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions) {
     return library && code ? load_library(library, memory_mib(code)) : CUDA_ERROR_INVALID_VALUE;

@@ -43,7 +43,7 @@ struct range *add_range(enum range_kind kind, uint64_t base, uint64_t size, CUde
     }
     struct range *range = allocate(sizeof *range);
     *range = (struct range){.base = base, .size = size, .buffer_size = size, .id = next_id(), .kind = kind, .device = device};
-    range->context = current_context();
+    range->context = owning_context();
     size_t at = position(base);
     memmove(&ranges[at + 1], &ranges[at], (count++ - at) * sizeof(struct range *));
     ranges[at] = range;

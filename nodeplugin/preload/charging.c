@@ -90,7 +90,21 @@ void put_new_record(const struct record *record) {
     put_record(*record);
 }
 
+/* Only a process that has made one needs to ask for each allocation whether its context is green. */
+static _Atomic int knows_green;
+
+void put_green_context(uint64_t green, uint64_t primary) {
+    struct record record = {.kind = GREEN, .key = green, .object = primary, .shared = NOT_SHARED};
+    put_new_record(&record);
+    atomic_store_explicit(&knows_green, 1, memory_order_relaxed);
+}
+
 uint64_t current_context(void) {
     CUcontext context = NULL;
-    return REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? (uint64_t)(uintptr_t)context : 0;
+    struct record green;
+    if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return 0;
+    uint64_t current = (uint64_t)(uintptr_t)context;
+    int is_green = atomic_load_explicit(&knows_green, memory_order_relaxed) && find_record(GREEN, current, &green);
+    return is_green ? green.object : current;
 }

@@ -29,7 +29,8 @@ void trim_pools(void);
 void settle_pools(void);
 void settle_graphs(void);
 
-/* The current context, as the driver's handle. */
+/* The context that owns what is allocated now, as the driver's handle: a green context owns nothing itself. */
 uint64_t current_context(void);
+void put_green_context(uint64_t green, uint64_t primary);
 
 #endif

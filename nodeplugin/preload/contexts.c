@@ -142,35 +142,32 @@ HOOK(cuDevicePrimaryCtxRelease_v2)(CUdevice device) { return release_primary(REA
 HOOK(cuDevicePrimaryCtxReset)(CUdevice device) { return release_primary(REAL(cuDevicePrimaryCtxReset), device); }
 HOOK(cuDevicePrimaryCtxReset_v2)(CUdevice device) { return release_primary(REAL(cuDevicePrimaryCtxReset_v2), device); }
 
-/* If this has activated the primary context, it holds a reference; asking for its handle takes one more for a moment. */
-static void put_primary(CUdevice device, struct record *record) {
+/* While a green context holds a reference, asking for the handle takes one more for a moment. */
+static CUcontext find_primary(CUdevice device) {
     CUcontext primary = NULL;
     if (is_primary_active(device) && REAL(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS)
         REAL(cuDevicePrimaryCtxRelease_v2)(device);
-    put_context(primary ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT, record, &primary);
-    process()->primary_contexts[device] = (uint64_t)(uintptr_t)primary;
+    return primary;
 }
 
 static CUresult create_green(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
-    struct record record, primary = {0};
+    struct record record = {0};
     CUcontext plain = NULL;
-    CUresult result = charge_context(device, &record);
+    CUresult result = is_primary_active(device) ? CUDA_SUCCESS : charge_context(device, &record);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!is_primary_active(device) && (result = charge_context(device, &primary)) != CUDA_SUCCESS) {
-        release(record.card, record.bytes);
-        return result;
-    }
     result = REAL(cuGreenCtxCreate)(context, resources, device, flags);
-    if (result == CUDA_SUCCESS)
-        REAL(cuCtxFromGreenCtx)(&plain, *context);
-    put_context(result, &record, &plain);
-    if (primary.kind)
-        put_primary(device, &primary);
+    CUcontext primary = find_primary(device);
+    if (record.kind)
+        put_context(primary ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT, &record, &primary);
+    if (primary && device < MAX_DEVICES)
+        process()->primary_contexts[device] = (uint64_t)(uintptr_t)primary;
+    if (result == CUDA_SUCCESS && REAL(cuCtxFromGreenCtx)(&plain, *context) == CUDA_SUCCESS)
+        put_green_context((uint64_t)(uintptr_t)plain, (uint64_t)(uintptr_t)primary);
     return result;
 }
 
-/* It has resources of its own, besides those of the primary context, which it may be the first to need. */
+/* It is the primary context with part of the multiprocessors, and retains it: what is allocated with it outlives it. */
 HOOK(cuGreenCtxCreate)(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
     acquire(&process()->contexts_lock);
     CUresult result = create_green(context, resources, device, flags);
@@ -184,7 +181,7 @@ HOOK(cuGreenCtxDestroy)(CUgreenCtx context) {
     REAL(cuCtxFromGreenCtx)(&plain, context);
     CUresult result = REAL(cuGreenCtxDestroy)(context);
     if (result == CUDA_SUCCESS)
-        uncharge_context((uint64_t)(uintptr_t)plain);
+        take_record(GREEN, (uint64_t)(uintptr_t)plain, NULL);
     settle_primaries();
     let_go(&process()->contexts_lock);
     return result;

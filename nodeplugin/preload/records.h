@@ -12,6 +12,7 @@ enum kind {
     ARRAY,    /* and mipmapped arrays */
     EXTERNAL, /* memory of another API */
     CONTEXT,
+    GREEN,    /* a green context; `object` is the primary context, which owns what is allocated with it */
     HANDLE,   /* of an object */
     MAPPING,  /* an address range of an object */
     OBJECT,   /* physical memory; lives while it has handles or mappings */

@@ -257,7 +257,8 @@ static int context_call(char **words, int *result) {
         if (!*result) *result = cuDevResourceGenerateDesc(&described, &resource, 1);
         if (!*result) *result = cuGreenCtxCreate(&green, described, 0, CU_GREEN_CTX_DEFAULT_STREAM);
         VALUE(1) = (unsigned long long)green;
-    } else if (IS("green-free")) *result = cuGreenCtxDestroy((CUgreenCtx)VALUE(1));
+    } else if (IS("green-current")) { *result = cuCtxFromGreenCtx(&made, (CUgreenCtx)VALUE(1)); if (!*result) *result = cuCtxSetCurrent(made); }
+    else if (IS("green-free")) *result = cuGreenCtxDestroy((CUgreenCtx)VALUE(1));
     else return 0;
     return 1;
 }

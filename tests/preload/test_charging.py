@@ -53,7 +53,12 @@ PATHS = {
         CONTEXT_MIB + 10 + 2 + 4 + 32,
         ["async-free e", "sync", "context-free c", "default-pool p 0", "trim p"],
     ),
-    "a green context": (["green g"], CONTEXT_MIB, ["green-free g"]),
+    "a green context beside its primary context": (["green g"], 0, ["green-free g"]),
+    "memory that is allocated and freed with a green context": (
+        ["green g", "green-current g", "alloc a 10485760", "alloc b 1000", "array c 1024 1024 1"],
+        10 + 2 + 4,
+        ["free a", "free b", "array-free c", "green-free g", "primary 0"],
+    ),
     "a primary context once": (["primary 0", "primary 0"], 0, ["primary-release 0", "primary-release 0"]),
 }
 NOT_CHARGED = {
@@ -92,6 +97,29 @@ def test_memory_that_is_on_no_device_is_not_charged(container: Container, calls:
         for call in calls:
             program.ok(call)
         assert container.accounted() == mib(CONTEXT_MIB)
+
+
+def test_memory_of_a_green_context_outlives_it(container: Container) -> None:
+    """What is allocated with a green context is the primary context's: it is given back when that ends."""
+    with container.start() as program, container.observe() as observer:
+        for call in ("green g", "green-current g", "alloc a 10485760", "alloc b 1000", "array c 1024 1024 1"):
+            program.ok(call)
+        program.ok("green-free g")
+        assert container.accounted() == observer.real() == mib(CONTEXT_MIB + 10 + 2 + 4)
+        program.ok("primary-reset 0")
+        assert container.accounted() == observer.real() == 0
+
+
+def test_the_first_green_context_is_charged_its_primary_context(container: Container) -> None:
+    """Where nothing else has activated the primary context, it is charged and given back with the green ones, once."""
+    with container.start(context=False) as program, container.observe() as observer:
+        for call in ("init", "green g", "green h", "green-current h", "alloc a 10485760"):
+            program.ok(call)
+        assert container.accounted() == observer.real() == mib(CONTEXT_MIB + 10)
+        program.ok("green-free g")
+        assert container.accounted() == observer.real() == mib(CONTEXT_MIB + 10)
+        program.ok("green-free h")
+        assert container.accounted() == observer.real() == 0
 
 
 def test_physical_memory_is_charged_without_a_context(container: Container) -> None:

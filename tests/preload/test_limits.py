@@ -140,11 +140,15 @@ def test_a_gpu_that_is_not_the_containers_gives_no_memory(make_container: Callab
 
 
 def test_a_context_needs_room_as_well(container: Container) -> None:
-    """A context is charged before it is created: where the limit leaves no room, there is none."""
+    """A context is charged before it is created, and a green one with its primary: without room there is none."""
     container.limit(CONTEXT_MIB * 1.5)
     with container.start() as program, container.observe() as observer:
         program.refused("context c 0")
-        program.refused("green g")
+        program.ok("green g")
+        assert observer.real() == container.accounted() == mib(CONTEXT_MIB)
+        with container.start(context=False) as other:
+            other.ok("init")
+            other.refused("green g")
         assert observer.real() == container.accounted() == mib(CONTEXT_MIB)
 
 

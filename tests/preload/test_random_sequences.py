@@ -62,9 +62,11 @@ def run(container: Container, seed: int, number: int) -> None:
 
 
 def call_with_context(program: Program, line: str) -> int:
-    """Make a call with the primary context, which others are created beside."""
+    """Make a call with the primary context, which others are created beside, or with the last green one."""
     result = program.result(line)
-    if line.startswith("context"):
+    if line.startswith("green ") and not result:
+        program.ok(line.replace("green", "green-current"))
+    if line.startswith(("context", "green-free")):
         program.ok("primary 0")
         program.ok("primary-release 0")
     return result
