@@ -26,6 +26,7 @@ LINKING = ("-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-ldl"
 # Used by both libraries.
 COMMON = ("loading.c", "limits.c", "process.c", "usage.c", "forwarding.S")
 ONLY_CUDA = (
+    "array_sizes.c",
     "blocks.c",
     "charging.c",
     "contexts.c",

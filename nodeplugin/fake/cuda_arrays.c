@@ -8,11 +8,26 @@
 struct CUarray_st { CUDA_ARRAY3D_DESCRIPTOR shape; struct range *range; uint64_t bytes; int is_level; };
 struct CUmipmappedArray_st { CUDA_ARRAY3D_DESCRIPTOR shape; struct range *range; uint64_t bytes; unsigned count; struct CUarray_st levels[MAX_LEVELS]; };
 
-static unsigned element_bytes(CUarray_format format) {
+static unsigned channel_bytes(CUarray_format format) {
     switch ((int)format) {
     case CU_AD_FORMAT_UNSIGNED_INT8: case CU_AD_FORMAT_SIGNED_INT8: return 1;
     case CU_AD_FORMAT_UNSIGNED_INT16: case CU_AD_FORMAT_SIGNED_INT16: case CU_AD_FORMAT_HALF: return 2;
     case CU_AD_FORMAT_UNSIGNED_INT32: case CU_AD_FORMAT_SIGNED_INT32: case CU_AD_FORMAT_FLOAT: return 4;
+    default: return 0;
+    }
+}
+
+/* Of the formats that say themselves how many channels they have; those in planes as an average. */
+static unsigned element_bits(CUarray_format format) {
+    switch ((int)format) {
+    case CU_AD_FORMAT_BC1_UNORM: case CU_AD_FORMAT_BC4_SNORM: return 4;
+    case CU_AD_FORMAT_BC5_UNORM: case CU_AD_FORMAT_BC7_UNORM: case CU_AD_FORMAT_UNORM_INT8X1: return 8;
+    case CU_AD_FORMAT_NV12: case CU_AD_FORMAT_UINT8_PLANAR_420: return 12;
+    case CU_AD_FORMAT_NV16: case CU_AD_FORMAT_YUY2: case CU_AD_FORMAT_SNORM_INT8X2: return 16;
+    case CU_AD_FORMAT_P010: case CU_AD_FORMAT_Y444_PLANAR8: case CU_AD_FORMAT_UINT8_SEMIPLANAR_444: return 24;
+    case CU_AD_FORMAT_P216: case CU_AD_FORMAT_AYUV: case CU_AD_FORMAT_Y410: case CU_AD_FORMAT_UNORM_INT_101010_2: return 32;
+    case CU_AD_FORMAT_UINT16_PLANAR_444: return 48;
+    case CU_AD_FORMAT_Y416: case CU_AD_FORMAT_UNORM_INT16X4: return 64;
     default: return 0;
     }
 }
@@ -22,8 +37,9 @@ static uint64_t or_one(uint64_t value) { return value ? value : 1; }
 /* Zero if the shape is invalid or its format is not known here. */
 static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     int has_channels = shape->NumChannels == 1 || shape->NumChannels == 2 || shape->NumChannels == 4;
-    uint64_t element = has_channels ? (uint64_t)element_bytes(shape->Format) * shape->NumChannels : 0;
-    return shape->Width * or_one(shape->Height) * or_one(shape->Depth) * element;
+    uint64_t bits = has_channels ? 8ULL * channel_bytes(shape->Format) * shape->NumChannels : 0;
+    if (!bits) bits = element_bits(shape->Format);
+    return shape->Width * or_one(shape->Height) * or_one(shape->Depth) * bits / 8;
 }
 
 /* Sparse arrays get their memory by cuMemMapArrayAsync. */

@@ -11,6 +11,11 @@ uint64_t round_up(uint64_t bytes, uint64_t unit) {
     return bytes > UINT64_MAX - unit ? UINT64_MAX - UINT64_MAX % unit : bytes - rest + unit;
 }
 
+uint64_t product(uint64_t one, uint64_t other) {
+    uint64_t result;
+    return __builtin_mul_overflow(one, other, &result) ? UINT64_MAX : result;
+}
+
 static CUresult find_card(CUdevice device, unsigned *card) {
     CUuuid uuid;
     /* The second version gives the UUID of a MIG device; drivers before 11.4 have the first only. */

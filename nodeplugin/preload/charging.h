@@ -12,6 +12,8 @@ CUresult current_card(unsigned *card);
 int is_device_location(const CUmemLocation *location, CUdevice *device);
 
 uint64_t round_up(uint64_t bytes, uint64_t unit);
+/* UINT64_MAX if it is larger than that. */
+uint64_t product(uint64_t one, uint64_t other);
 
 /* Give back what a record was charged, or leave the entry it shares. */
 void uncharge_record(const struct record *record);

@@ -1,4 +1,5 @@
 /* Memory by address, and arrays: allocated with the current context, and freed with it. */
+#include "array_sizes.h"
 #include "charging.h"
 #include "usage.h"
 
@@ -70,13 +71,6 @@ HOOK(cuMemAllocManaged)(CUdeviceptr *pointer, size_t bytes, unsigned int flags) 
         return result;
     result = REAL(cuMemAllocManaged)(pointer, bytes, flags);
     return end(result, &record, result == CUDA_SUCCESS ? *pointer : 0);
-}
-
-#define PITCH 512
-
-static uint64_t product(uint64_t one, uint64_t other) {
-    uint64_t result;
-    return __builtin_mul_overflow(one, other, &result) ? UINT64_MAX : result;
 }
 
 /* The driver says how long its rows are: what they take beyond what was reserved is counted, too. */
@@ -152,42 +146,6 @@ HOOK(cuMemFree)(CUdeviceptr_v1 pointer) {
     if (is_known)
         freed(result, &record);
     return result;
-}
-
-static unsigned element_bytes(CUarray_format format, unsigned channels) {
-    switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-        return channels;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-        return 2 * channels;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-        return 4 * channels;
-    default:
-        /* Compressed and packed formats: at most 16 bytes for an element of all channels. */
-        return 16;
-    }
-}
-
-/* One and two dimensions have 0 for those they lack. Memory that is mapped later is charged where it is created. */
-static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned levels) {
-    if (wanted->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return 0;
-    uint64_t element = element_bytes(wanted->Format, wanted->NumChannels), sum = 0;
-    for (unsigned level = 0; level < levels && level < 64; level++) {
-        uint64_t width = wanted->Width >> level, height = wanted->Height >> level, depth = wanted->Depth >> level;
-        if (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP))
-            depth = wanted->Depth;
-        uint64_t row = round_up(product(width ? width : 1, element), PITCH);
-        uint64_t bytes = product(product(row, height ? height : 1), depth ? depth : 1);
-        if (__builtin_add_overflow(sum, bytes, &sum))
-            return UINT64_MAX;
-    }
-    return sum;
 }
 
 HOOK(cuArray3DCreate_v2)(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted) {

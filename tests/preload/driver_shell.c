@@ -123,6 +123,9 @@ static int memory_call(char **words, int *result) {
     else if (IS("array")) {
         CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = NUMBER(2), .Height = NUMBER(3), .Depth = NUMBER(4), .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
         CUarray made = NULL; *result = cuArray3DCreate_v2(&made, &shape); VALUE(1) = (unsigned long long)made;
+    } else if (IS("array-of")) {
+        CUDA_ARRAY_DESCRIPTOR shape = {.Width = NUMBER(3), .Height = NUMBER(4), .Format = (CUarray_format)NUMBER(2), .NumChannels = 3};
+        CUarray made = NULL; *result = cuArrayCreate_v2(&made, &shape); VALUE(1) = (unsigned long long)made;
     } else if (IS("array2")) {
         CUDA_ARRAY_DESCRIPTOR shape = {.Width = NUMBER(2), .Height = NUMBER(3), .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
         CUarray made = NULL; *result = cuArrayCreate_v2(&made, &shape); VALUE(1) = (unsigned long long)made;

@@ -99,6 +99,41 @@ def test_memory_that_is_on_no_device_is_not_charged(container: Container, calls:
         assert container.accounted() == mib(CONTEXT_MIB)
 
 
+# CU_AD_FORMAT_*, and the bits of an element of all channels.
+FORMATS = {
+    "BC1_UNORM": (0x91, 4),
+    "BC4_SNORM": (0x98, 4),
+    "BC5_UNORM": (0x99, 8),
+    "BC7_UNORM": (0x9D, 8),
+    "UNORM_INT8X1": (0xC0, 8),
+    "NV12": (0xB0, 12),
+    "UINT8_PLANAR_420": (0x59, 12),
+    "NV16": (0xA2, 16),
+    "YUY2": (0xA5, 16),
+    "SNORM_INT8X2": (0xC7, 16),
+    "P010": (0x9F, 24),
+    "Y444_PLANAR8": (0xB2, 24),
+    "UINT8_SEMIPLANAR_444": (0x57, 24),
+    "P216": (0xA4, 32),
+    "AYUV": (0xA8, 32),
+    "Y410": (0xA9, 32),
+    "UNORM_INT_101010_2": (0x50, 32),
+    "UINT16_PLANAR_444": (0x5E, 48),
+    "Y416": (0xB1, 64),
+    "UNORM_INT16X4": (0xC5, 64),
+}
+
+
+@pytest.mark.parametrize(("number", "bits"), FORMATS.values(), ids=FORMATS)
+def test_arrays_are_charged_what_their_format_takes(container: Container, number: int, bits: int) -> None:
+    """Compressed, planar and packed formats are charged their own size, not the largest of any format."""
+    with container.start() as program, container.observe() as observer:
+        program.ok(f"array-of a {number} 4096 4096")
+        assert container.accounted() == observer.real() == mib(CONTEXT_MIB + 2 * bits)
+        program.ok("array-free a")
+        assert container.accounted() == observer.real() == mib(CONTEXT_MIB)
+
+
 def test_memory_of_a_green_context_outlives_it(container: Container) -> None:
     """What is allocated with a green context is the primary context's: it is given back when that ends."""
     with container.start() as program, container.observe() as observer:
