@@ -150,6 +150,17 @@ CUresult do_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAl
     return CUDA_SUCCESS;
 }
 
+/* Tiles of sparse arrays. Which tile of which array is not kept: what was mapped stays, as if none were unmapped. */
+CUresult do_cuMemMapArrayAsync(CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream) {
+    for (unsigned int each = 0; each < count; each++) {
+        if (mapInfoList[each].memOperationType != CU_MEM_OPERATION_TYPE_MAP) continue;
+        struct physical *physical = physical_of(mapInfoList[each].memHandle.memHandle);
+        if (!physical) return CUDA_ERROR_INVALID_VALUE;
+        hold_physical(physical);
+    }
+    return CUDA_SUCCESS;
+}
+
 /* All mappings within the addresses, which must not cut one in two. */
 CUresult do_cuMemUnmap(CUdeviceptr ptr, size_t size) {
     if (!size || size % LARGE_PAGE || !is_reserved(ptr, size)) return CUDA_ERROR_INVALID_VALUE;

@@ -239,10 +239,13 @@ HOOK(cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle *handle, void 
  * ever mapped so is counted until its process ends, if the handle is released first. */
 static void count_tiles(const CUarrayMapInfo *tiles, unsigned int number) {
     struct record record;
+    /* Another thread that shares the object takes its record for a moment: the tiles would not be counted. */
+    acquire(&process()->objects_lock);
     for (unsigned int each = 0; each < number; each++)
         if (tiles[each].memOperationType == CU_MEM_OPERATION_TYPE_MAP &&
             find_record(HANDLE, tiles[each].memHandle.memHandle, &record))
             count_object(record.object, 0, 1, NULL);
+    let_go(&process()->objects_lock);
 }
 
 HOOK(cuMemMapArrayAsync)(CUarrayMapInfo *tiles, unsigned int number, CUstream stream) {

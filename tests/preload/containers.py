@@ -117,6 +117,11 @@ class Program:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def input(self) -> int:
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
     def send(self, *calls: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{each}\n" for each in calls))

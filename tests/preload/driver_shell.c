@@ -152,6 +152,14 @@ static int memory_call(char **words, int *result) {
     return 1;
 }
 
+static CUmemGenericAllocationHandle exported;
+static pthread_t exporting;
+static void *export_now(void *unused) {
+    int file;
+    (void)unused;
+    return (void *)(long)cuMemExportToShareableHandle(&file, exported, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
 static int virtual_call(char **words, int *result) {
     if (IS("create")) {
         CUmemAllocationProp wanted = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = location(words[3], words[4]),
@@ -175,7 +183,13 @@ static int virtual_call(char **words, int *result) {
             if (!*result) *result = cuMemRelease(handle);
         }
     } else if (IS("export")) { int file = -1; *result = cuMemExportToShareableHandle(&file, VALUE(2), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0); VALUE(1) = (unsigned long long)file; }
-    else if (IS("import")) *result = cuMemImportFromShareableHandle(&VALUE(1), (void *)(long)VALUE(2), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    /* In a thread, to the end of which the second call waits. */
+    else if (IS("begin-export")) { exported = VALUE(1); *result = pthread_create(&exporting, NULL, export_now, NULL); }
+    else if (IS("end-export")) { void *returned; pthread_join(exporting, &returned); *result = (int)(long)returned; }
+    else if (IS("tile")) {
+        CUarrayMapInfo tile = {.memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC, .memHandle.memHandle = VALUE(1)};
+        *result = cuMemMapArrayAsync(&tile, 1, NULL);
+    } else if (IS("import")) *result = cuMemImportFromShareableHandle(&VALUE(1), (void *)(long)VALUE(2), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     else if (IS("export-fabric")) { CUmemFabricHandle made; *result = cuMemExportToShareableHandle(&made, VALUE(1), CU_MEM_HANDLE_TYPE_FABRIC, 0); printf("%d", *result); hex(&made, sizeof made); printf("\n"); return 2; }
     else if (IS("import-fabric")) { CUmemFabricHandle made; unhex(words[2], &made, sizeof made); *result = cuMemImportFromShareableHandle(&VALUE(1), &made, CU_MEM_HANDLE_TYPE_FABRIC); }
     else if (IS("ipc-get")) { CUipcMemHandle made; *result = cuIpcGetMemHandle(&made, VALUE(1)); printf("%d", *result); hex(&made, sizeof made); printf("\n"); return 2; }

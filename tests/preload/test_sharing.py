@@ -1,15 +1,19 @@
+import fcntl
 import os
+import termios
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from nodeplugin.share_files import FLOCK
 from tests.preload.containers import CONTEXT_MIB, FABRIC, FD, LIMIT_MIB, Container, Observer, Program, mib
 from tests.waiting import eventually
 
 SIZE = mib(100)
+GATE_BYTE, OFD_SETLK = 0, 37
 
 
 @dataclass
@@ -167,3 +171,38 @@ def test_what_another_container_exports_is_charged_here_as_well(pair: Pair, cont
         assert pair.accounted() == SIZE
         pair.importer.ok("ipc-close e")
         assert pair.accounted() == 0
+
+
+@contextmanager
+def closed_gate(container: Container) -> Iterator[None]:
+    """Hold what processes need that begin to share memory."""
+    with container.usage.open("r+b") as file:
+        fcntl.fcntl(file, OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, GATE_BYTE, 1, 0))
+        yield
+
+
+def waits_at_gate(program: Program, container: Container) -> bool:
+    """Whether it has the account open, which it has only there."""
+    files = Path(f"/proc/{program.pid}/fd")
+    return any(os.path.realpath(each) == str(container.usage) for each in files.iterdir())
+
+
+def has_read_its_calls(program: Program) -> bool:
+    """Whether its first thread waits, for a lock or for calls, and none is left to be read."""
+    unread = int.from_bytes(fcntl.ioctl(program.input, termios.FIONREAD, bytes(4)), "little")
+    return not unread and Path(f"/proc/{program.pid}/stat").read_text().split()[2] == "S"
+
+
+def test_tiles_that_are_mapped_during_an_export_are_counted(container: Container) -> None:
+    """Memory is charged as long as a sparse array may have it, also if another thread shared it at that time."""
+    with container.start() as program:
+        program.ok(f"create h {SIZE} device 0 {FD}")
+        with closed_gate(container):
+            program.ok("begin-export h")
+            eventually(lambda: waits_at_gate(program, container))
+            program.send("tile h")
+            eventually(lambda: has_read_its_calls(program))
+        assert program.hear() == ["0"]
+        program.ok("end-export")
+        program.ok("release h")
+        assert container.accounted() == mib(CONTEXT_MIB) + SIZE
