@@ -17,14 +17,10 @@ from vcuda.decision import BadRequest
 from vcuda.decode_errors import DECODE_ERRORS, describe_decode_error
 from vcuda.decoding import decoder_for
 from vcuda.json_names import encode_names, node_names, parse_names
-from vcuda.pod import PodSpec
+from vcuda.pod import PodSpec, Present
 
 Body = TypeVar("Body")
 NULL = msgspec.Raw(b"null")
-
-
-class Present(Struct, frozen=True):
-    """An object of which only matters that it is there."""
 
 
 class Preferences(Struct, frozen=True, rename="camel"):

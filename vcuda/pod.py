@@ -11,6 +11,10 @@ from msgspec import Struct
 ResourceList = dict[str, str | int | float]
 
 
+class Present(Struct, frozen=True):
+    """An object of which only matters that it is there."""
+
+
 class Resources(Struct, frozen=True):
     """The resources of a container, as written in the manifest."""
 

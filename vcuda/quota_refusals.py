@@ -15,7 +15,7 @@ from vcuda.decision import Code, Reason
 from vcuda.dimensions import CORES, EXPLAINED_UNITS, MEMORY, PODS, UNITS
 from vcuda.gpu_model import GpuModel
 from vcuda.quota import ALL_TYPES, DENY, Quota
-from vcuda.quota_usage import ANY, RESERVATION_S, LimitKey, QuotaUsage, Unconfirmed
+from vcuda.quota_usage import ANY, RESERVATION_S, LimitKey, QuotaUsage, UnconfirmedAmount
 from vcuda.vocabulary import CORES_PER_CARD
 
 # Enough to know whom to ask; kubectl shows a refusal as one paragraph.
@@ -87,7 +87,7 @@ def quota_exceeded(
     )
 
 
-def unconfirmed_text(unconfirmed: Unconfirmed, dimension: str, ends_in_s: int) -> str:
+def unconfirmed_text(unconfirmed: UnconfirmedAmount, dimension: str, ends_in_s: int) -> str:
     """Say what is reserved for pods that may never appear, because something else refused them, and for how long."""
     reserved = f"{unconfirmed.amount} {UNITS[dimension]} are reserved for"
     if unconfirmed.pods == 1:

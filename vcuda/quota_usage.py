@@ -65,7 +65,7 @@ class Reserved(Struct, frozen=True):
     pods: int = 1
 
 
-class Unconfirmed(Struct, frozen=True):
+class UnconfirmedAmount(Struct, frozen=True):
     """How much of a limit is reserved for pods that are not known to exist, for how many, and since when the last."""
 
     amount: int
@@ -161,16 +161,16 @@ class QuotaUsage:
         ]
         return sorted(holders, key=lambda holder: (-holder.amounts[dimension], holder.name))[:count]
 
-    def unconfirmed(self, key: LimitKey) -> Unconfirmed | None:
+    def unconfirmed(self, key: LimitKey) -> UnconfirmedAmount | None:
         """Return what of a limit is reserved for pods that are not known to exist; None if nothing is."""
         parts = [
-            Unconfirmed(amount * each.pods, each.pods, each.since)
+            UnconfirmedAmount(amount * each.pods, each.pods, each.since)
             for each in self.reservations
             if (amount := self.charged_by_limit(each.charge)[key])
         ]
         if not parts:
             return None
-        return Unconfirmed(
+        return UnconfirmedAmount(
             sum(each.amount for each in parts),
             sum(each.pods for each in parts),
             max(each.last_since for each in parts),

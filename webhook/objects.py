@@ -10,13 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from vcuda.pod import Container, PodSpec
+from vcuda.pod import Container, PodSpec, Present
 
 JsonObject = dict[str, Any]
-
-
-class Present(Struct, frozen=True):
-    """An object of which only matters that it is there."""
 
 
 # The expressions of a node selector term, under `matchExpressions` and `matchFields`.
