@@ -120,13 +120,12 @@ class Injector:
         label_for_containers(self._containers)
         # Containers that run since before this plugin, or that a restart of it missed, need the links as well.
         self._driver.link_devices()
+        self.preload.install()
         if self.mode != "nvidia-runtime":
             self._driver_folder.mkdir(parents=True, exist_ok=True)
             label_for_containers(self._driver_folder)
-            self.preload.install()
             # Complete before it is the current one: a container may start at any moment.
             self._driver.install_files(self._driver_folder, version, self.preload.stand_in)
-        self.preload.install()
         if self.mode == "cdi":
             self._cdi.mkdir(parents=True, exist_ok=True)
             self._library_cache.install()

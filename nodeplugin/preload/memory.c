@@ -130,96 +130,49 @@ static void freed(CUresult result, const struct record *record) {
         put_record(*record);
 }
 
-HOOK(cuMemFree_v2)(CUdeviceptr pointer) {
-    struct record record;
-    int is_known = take_record(POINTER, pointer, &record);
-    CUresult result = REAL(cuMemFree_v2)(pointer);
-    if (is_known)
-        freed(result, &record);
-    return result;
-}
+#define FREE(name, kind, object) do { \
+        struct record record; \
+        int is_known = take_record(kind, (uint64_t)(uintptr_t)(object), &record); \
+        CUresult result = REAL(name)(object); \
+        if (is_known) \
+            freed(result, &record); \
+        return result; \
+    } while (0)
 
-HOOK(cuMemFree)(CUdeviceptr_v1 pointer) {
-    struct record record;
-    int is_known = take_record(POINTER, pointer, &record);
-    CUresult result = REAL(cuMemFree)(pointer);
-    if (is_known)
-        freed(result, &record);
-    return result;
-}
+HOOK(cuMemFree_v2)(CUdeviceptr pointer) { FREE(cuMemFree_v2, POINTER, pointer); }
+HOOK(cuMemFree)(CUdeviceptr_v1 pointer) { FREE(cuMemFree, POINTER, pointer); }
+
+/* `described` is what is wanted in the descriptor that has all fields; it is looked at only if there is one. */
+#define CREATE_ARRAY(name, described, levels, ...) do { \
+        struct record record; \
+        CUresult result = wanted ? begin_array(array_bytes(described, levels), &record) : CUDA_ERROR_INVALID_VALUE; \
+        if (result != CUDA_SUCCESS) \
+            return result; \
+        result = REAL(name)(__VA_ARGS__); \
+        return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL); \
+    } while (0)
+#define DESCRIBED(...) \
+    (&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height, .Format = wanted->Format, \
+                                .NumChannels = wanted->NumChannels, __VA_ARGS__})
 
 HOOK(cuArray3DCreate_v2)(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted) {
-    struct record record;
-    CUresult result = wanted ? begin_array(array_bytes(wanted, 1), &record) : CUDA_ERROR_INVALID_VALUE;
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = REAL(cuArray3DCreate_v2)(array, wanted);
-    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
+    CREATE_ARRAY(cuArray3DCreate_v2, wanted, 1, array, wanted);
 }
-
 HOOK(cuArrayCreate_v2)(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *wanted) {
-    struct record record;
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    if (wanted)
-        result = begin_array(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height,
-                                                              .Format = wanted->Format, .NumChannels = wanted->NumChannels}, 1), &record);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = REAL(cuArrayCreate_v2)(array, wanted);
-    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
+    CREATE_ARRAY(cuArrayCreate_v2, DESCRIBED(.Depth = 0), 1, array, wanted);
 }
-
 HOOK(cuArray3DCreate)(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *wanted) {
-    struct record record;
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    if (wanted)
-        result = begin_array(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height, .Depth = wanted->Depth,
-                                                              .Format = wanted->Format, .NumChannels = wanted->NumChannels,
-                                                              .Flags = wanted->Flags}, 1), &record);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = REAL(cuArray3DCreate)(array, wanted);
-    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
+    CREATE_ARRAY(cuArray3DCreate, DESCRIBED(.Depth = wanted->Depth, .Flags = wanted->Flags), 1, array, wanted);
 }
-
 HOOK(cuArrayCreate)(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *wanted) {
-    struct record record;
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    if (wanted)
-        result = begin_array(array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height,
-                                                              .Format = wanted->Format, .NumChannels = wanted->NumChannels}, 1), &record);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = REAL(cuArrayCreate)(array, wanted);
-    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
+    CREATE_ARRAY(cuArrayCreate, DESCRIBED(.Depth = 0), 1, array, wanted);
 }
-
 HOOK(cuMipmappedArrayCreate)(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels) {
-    struct record record;
-    CUresult result = wanted ? begin_array(array_bytes(wanted, levels), &record) : CUDA_ERROR_INVALID_VALUE;
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = REAL(cuMipmappedArrayCreate)(array, wanted, levels);
-    return end_object(result, &record, result == CUDA_SUCCESS ? *array : NULL);
+    CREATE_ARRAY(cuMipmappedArrayCreate, wanted, levels, array, wanted, levels);
 }
 
-HOOK(cuArrayDestroy)(CUarray array) {
-    struct record record;
-    int is_known = take_record(ARRAY, (uint64_t)(uintptr_t)array, &record);
-    CUresult result = REAL(cuArrayDestroy)(array);
-    if (is_known)
-        freed(result, &record);
-    return result;
-}
-
-HOOK(cuMipmappedArrayDestroy)(CUmipmappedArray array) {
-    struct record record;
-    int is_known = take_record(ARRAY, (uint64_t)(uintptr_t)array, &record);
-    CUresult result = REAL(cuMipmappedArrayDestroy)(array);
-    if (is_known)
-        freed(result, &record);
-    return result;
-}
+HOOK(cuArrayDestroy)(CUarray array) { FREE(cuArrayDestroy, ARRAY, array); }
+HOOK(cuMipmappedArrayDestroy)(CUmipmappedArray array) { FREE(cuMipmappedArrayDestroy, ARRAY, array); }
 
 /* Memory of another API. It has its size; the device it is on is the current one. Imported again within the container, it
  * counts once. */
@@ -242,11 +195,4 @@ HOOK(cuImportExternalMemory)(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMOR
     return end_object(result, &record, result == CUDA_SUCCESS ? *memory : NULL);
 }
 
-HOOK(cuDestroyExternalMemory)(CUexternalMemory memory) {
-    struct record record;
-    int is_known = take_record(EXTERNAL, (uint64_t)(uintptr_t)memory, &record);
-    CUresult result = REAL(cuDestroyExternalMemory)(memory);
-    if (is_known)
-        freed(result, &record);
-    return result;
-}
+HOOK(cuDestroyExternalMemory)(CUexternalMemory memory) { FREE(cuDestroyExternalMemory, EXTERNAL, memory); }
