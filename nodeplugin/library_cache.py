@@ -5,23 +5,18 @@ programs on the host: `update_ldcache.c` and ldconfig. Where they cannot be had,
 """
 
 import os
-import struct
-from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from nodeplugin.checkpoint import replace_file
+from nodeplugin.runtime_hooks import describe_hook, own_program, read_static, write_program
 
 HOOK, LDCONFIG = "update-ldcache", "ldconfig"
 # Of the plugin's own image, or of the host; Ubuntu's ldconfig is a script beside the real one.
 LDCONFIG_PLACES = ("sbin/ldconfig.real", "sbin/ldconfig", "usr/sbin/ldconfig", "usr/bin/ldconfig")
 # The hook's own limit of CPU time is 10 s.
 HOOK_TIMEOUT_S = 30
-# In the header of a 64-bit ELF file: where the program headers begin, and the size and the number of them.
-ELF_MAGIC, PROGRAM_HEADERS, INTERPRETER = b"\x7fELF\x02", struct.Struct("<32xQ14xHH"), 3
 
 
 class LibraryCache:
@@ -33,7 +28,7 @@ class LibraryCache:
 
     def install(self) -> None:
         """Copy the programs to the host, where the runtime starts them; safe to call again."""
-        programs = {HOOK: read_static(own_hook()), LDCONFIG: self._find_ldconfig()}
+        programs = {HOOK: read_static(own_program(HOOK)), LDCONFIG: self._find_ldconfig()}
         if None in programs.values():
             missing = [name for name, content in programs.items() if content is None]
             self._log.warning(
@@ -58,34 +53,5 @@ class LibraryCache:
         hook, ldconfig = self.folder / HOOK, self.folder / LDCONFIG
         if not all(os.access(each, os.X_OK) for each in (hook, ldconfig)):
             return None
-        return {
-            "hookName": "createContainer",
-            "path": str(hook),
-            "args": [HOOK, str(ldconfig), libraries],
-            # Never empty: the runtime would pass the environment of the container, which is hostile.
-            "env": ["PATH=/"],
-            "timeout": HOOK_TIMEOUT_S,
-        }
-
-
-def own_hook() -> Path:
-    return Path(str(resources.files(__package__).joinpath(HOOK)))
-
-
-def read_static(path: Path) -> bytes | None:
-    """Read a program that needs no libraries; None if there is none at this path."""
-    with suppress(OSError, struct.error):
-        content = path.read_bytes()
-        if content.startswith(ELF_MAGIC):
-            begin, size, count = PROGRAM_HEADERS.unpack_from(content)
-            kinds = [struct.unpack_from("<I", content, begin + size * index)[0] for index in range(count)]
-            return None if INTERPRETER in kinds else content
-    return None
-
-
-def write_program(path: Path, content: bytes) -> None:
-    """Replace a program, unless it has this content already: a container may be starting with it."""
-    with suppress(OSError):
-        if path.read_bytes() == content and os.access(path, os.X_OK):
-            return
-    replace_file(path, content, mode=0o755)
+        arguments = [str(ldconfig), libraries]
+        return describe_hook("createContainer", hook, arguments, HOOK_TIMEOUT_S)

@@ -6,13 +6,12 @@ host; it asks the plugin on the socket of `memory_limit_server.py`.
 
 import errno
 import os
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from nodeplugin.library_cache import read_static, write_program
+from nodeplugin.runtime_hooks import describe_hook, own_program, read_static, write_program
 
 HOOK, SOCKET = "apply-memory-limit", "memory-limits.sock"
 # The hook gives up by itself after 5 s. If the runtime ended it, it would not say why.
@@ -28,12 +27,11 @@ class MemoryLimitHook:
 
     def install(self) -> None:
         """Copy the program to the host, where the runtime starts it; safe to call again."""
-        content = read_static(Path(str(resources.files(__package__).joinpath(HOOK))))
+        content = read_static(own_program(HOOK))
         if content is None:
             self._log.info("memory_limit_hook_missing", effect="the driver's memory limit is not offered")
             return
         try:
-            self._program.parent.mkdir(parents=True, exist_ok=True)
             write_program(self._program, content)
         except OSError as error:
             self._log.warning("memory_limit_hook_not_installed", program=str(self._program), error=str(error))
@@ -46,11 +44,4 @@ class MemoryLimitHook:
         """Return the hook as CDI describes it; OSError if the host cannot run it, since the limit is promised."""
         if not self.is_usable():
             raise OSError(errno.ENOEXEC, "the hook that limits memory cannot be run", str(self._program))
-        return {
-            "hookName": "createRuntime",
-            "path": str(self._program),
-            "args": [HOOK, str(self.socket), token],
-            # Never empty: the runtime would pass the environment of the container, which is hostile.
-            "env": ["PATH=/"],
-            "timeout": HOOK_TIMEOUT_S,
-        }
+        return describe_hook("createRuntime", self._program, [str(self.socket), token], HOOK_TIMEOUT_S)

@@ -12,7 +12,6 @@ import platform
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from msgspec import Struct
 
 from nodeplugin.checkpoint import replace_file
 from nodeplugin.host_driver import CONTAINER_FOLDER
-from nodeplugin.library_cache import read_static, write_program
+from nodeplugin.runtime_hooks import describe_hook, own_program, read_static, write_program
 from nodeplugin.selinux import label_for_containers
 from nodeplugin.share_files import USAGE_FILE, USAGE_FOLDER, CardLimits, create_usage, write_limits
 
@@ -107,10 +106,9 @@ class PreloadFiles:
 
     def install_hook(self, folder: Path) -> None:
         """Copy the hook that keeps what images preload to the host's folder of hooks; safe to repeat."""
-        content = read_static(Path(str(resources.files(__package__).joinpath(HOOK))))
+        content = read_static(own_program(HOOK))
         try:
             if content is not None:
-                folder.mkdir(parents=True, exist_ok=True)
                 write_program(folder / HOOK, content)
         except OSError as error:
             self._log.warning("preload_hook_not_installed", folder=str(folder), error=str(error))
@@ -120,16 +118,8 @@ class PreloadFiles:
         """Return the hook as CDI describes it; none if the host cannot run it."""
         if not os.access(self._hook, os.X_OK):
             return []
-        return [
-            {
-                "hookName": "createRuntime",
-                "path": str(self._hook),
-                "args": [HOOK, str(self._containers / token / PRELOAD_FILE)],
-                # Never empty: the runtime would pass the environment of the container, which is hostile.
-                "env": ["PATH=/"],
-                "timeout": HOOK_TIMEOUT_S,
-            }
-        ]
+        merged = str(self._containers / token / PRELOAD_FILE)
+        return [describe_hook("createRuntime", self._hook, [merged], HOOK_TIMEOUT_S)]
 
     def prepare(self, token: str, cards: Sequence[CardLimits], driver_version: str, driver_folder: str) -> None:
         """Create or repair a container's files before its start; OSError if its programs would run without limits."""
@@ -185,7 +175,7 @@ class PreloadFiles:
 
 def compiled_libraries() -> Path:
     """Return where the libraries for this processor are, in this installation."""
-    return Path(str(resources.files(__package__).joinpath(COMPILED, platform.machine())))
+    return own_program(COMPILED) / platform.machine()
 
 
 def stand_in_folder(version: str) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodeplugin import library_cache
+from nodeplugin import library_cache, runtime_hooks
 from nodeplugin.compiler import run_compiler
-from nodeplugin.library_cache import LibraryCache, own_hook, read_static
+from nodeplugin.library_cache import HOOK, LibraryCache
+from nodeplugin.runtime_hooks import own_program, read_static
 from tests.nodeplugin.test_injection import ALLOCATION, HALF, POD, Host, InjectorBench
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter another root file system")
@@ -178,7 +179,7 @@ def test_programs_are_replaced_only_if_they_differ(cache: LibraryCache, tmp_path
     assert hook.stat().st_ino == before
     hook.write_bytes(b"old")
     cache.install()
-    assert hook.read_bytes() == own_hook().read_bytes()
+    assert hook.read_bytes() == own_program(HOOK).read_bytes()
     assert os.access(hook, os.X_OK)
 
 
@@ -187,7 +188,7 @@ def test_programs_are_replaced_only_if_they_differ(cache: LibraryCache, tmp_path
 def test_without_the_hook_the_variable_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """No compiler at installation, or a folder that is mounted with noexec."""
     if missing == "program":
-        monkeypatch.setattr(library_cache, "own_hook", lambda: tmp_path / "nowhere")
+        monkeypatch.setattr(library_cache, "own_program", lambda _: tmp_path / "nowhere")
     else:
         monkeypatch.setattr(os, "access", lambda *_: False)
     with capture_logs() as logs:
@@ -203,7 +204,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(library_cache, "replace_file", refuse)
+    monkeypatch.setattr(runtime_hooks, "replace_file", refuse)
     with capture_logs() as logs:
         LibraryCache(tmp_path / "hooks", Path("/")).install()
     assert [entry["event"] for entry in logs] == ["library_cache_hook_not_installed"]

@@ -15,10 +15,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeplugin import memory_limit_server
-from nodeplugin.library_cache import read_static
 from nodeplugin.memory_limit_hook import MemoryLimitHook
 from nodeplugin.memory_limit_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, Apply, MemoryLimitServer
 from nodeplugin.memory_limits import CannotLimit
+from nodeplugin.runtime_hooks import read_static
 from tests.nodeplugin.limit_bench import ID, PID, TOKEN, state
 from tests.waiting import eventually
 
